@@ -1,0 +1,1 @@
+"""Engines: what executes a plan and streams events."""

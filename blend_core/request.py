@@ -1,0 +1,78 @@
+"""Requests as the planner and the engines see them: token ids and sampling parameters, no text."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one answer is sampled; field names are vLLM's.
+
+    Attributes:
+        max_tokens: upper bound of output tokens, at least 1.
+        min_tokens: no end-of-sequence token and no stop string counts before that many output tokens.
+        temperature: 0 is greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: 0 keeps the whole vocabulary.
+        seed: None draws from the run's own generator.
+        stop: strings that end the answer; they are cut from its text.
+        ignore_eos: generate on after an end-of-sequence token.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt with its sampling parameters.
+
+    Attributes:
+        seq: number of the request in its job, from 0.
+        prompt_token_ids: `(num_prompt_tokens,)` int32, never empty, read-only.
+        sampling: how the answer is sampled.
+    """
+
+    seq: int
+    prompt_token_ids: npt.NDArray[np.int32]
+    sampling: SamplingParams
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestArrays:
+    """Every request of a job in flat arrays: what the planner reads. Row order carries no meaning.
+
+    Attributes:
+        seq: `(num_requests,)` int64, unique.
+        token_ids: `(num_prompt_tokens_in_total,)` int32, the prompts one after the other.
+        offsets: `(num_requests + 1,)` int64; prompt `i` is `token_ids[offsets[i]:offsets[i + 1]]`, never empty.
+        min_tokens: `(num_requests,)` int32. Equal to `max_tokens` where the output length is preset.
+        max_tokens: `(num_requests,)` int32, at least 1.
+    """
+
+    seq: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int64]
+    min_tokens: npt.NDArray[np.int32]
+    max_tokens: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    @property
+    def num_prompt_tokens(self) -> npt.NDArray[np.int64]:
+        """`(num_requests,)` prompt tokens of each request."""
+        return np.diff(self.offsets)

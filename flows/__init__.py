@@ -1,0 +1,1 @@
+"""Prefect flows, ingest, settings, wiring and the command line."""

@@ -1,0 +1,1 @@
+"""Where the platform runs: the embedded services of one machine and deployment files."""

@@ -1,0 +1,1 @@
+"""Alembic migrations, shipped in the package so that a wheel can upgrade a database."""

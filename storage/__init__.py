@@ -1,0 +1,1 @@
+"""Postgres and S3: everything that is written down."""
