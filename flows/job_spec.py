@@ -1,0 +1,124 @@
+"""What a user submits: one pydantic model for the Prefect form, the YAML file and the command line.
+
+`from __future__ import annotations` must stay out of this module: Prefect could not build the form of a deployed flow.
+"""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from blend_core.errors import ConfigurationError
+
+
+class Policy(StrEnum):
+    """Order and admission of requests."""
+
+    DUAL_SCAN = "dual_scan"
+    DFS = "dfs"
+    FCFS = "fcfs"
+    RANDOM = "random"
+
+
+class DuplicateRule(StrEnum):
+    """What a repeated `custom_id` does."""
+
+    ROW = "row"
+    JOB = "job"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SqlSource(_Part):
+    """Rows of a read-only query, each filled into a prompt template."""
+
+    query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
+    prompt: str = Field(
+        description="Jinja template of the user's message, filled with the row's columns: `Summarise: {{ body }}`",
+        min_length=1,
+    )
+    system: str | None = Field(None, description="Jinja template of the system message")
+    id_column: str | None = Field("id", description="column that becomes `custom_id`; empty for none")
+    connection: str = Field(
+        "platform", description="`platform`, or NAME of a BLEND_SOURCES__NAME variable that holds the URL"
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest answer, in tokens")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
+
+
+class JobOptions(_Part):
+    """Choices with a sound default."""
+
+    policy: Policy = Field(Policy.DUAL_SCAN, description="order and admission of requests")
+    default_max_tokens: Annotated[int, Field(ge=1)] = Field(
+        256, description="longest answer of a request that does not say `max_tokens`"
+    )
+    on_duplicate: DuplicateRule = Field(
+        DuplicateRule.ROW, description="a repeated custom_id fails its `row` or the whole `job`"
+    )
+    strict_model: bool = Field(False, description="a request that asks for another model becomes an error row")
+    seed: int = Field(0, description="seed of sampling and of the choice of length samples")
+
+
+class BatchJobSpec(_Part):
+    """A batch job: sources, a model, options and a completion window."""
+
+    name: str = Field("batch", description="name shown in lists and reports", min_length=1, max_length=200)
+    model: str = Field("smollm2-135m", description="model by name (`blend model list`)", min_length=1)
+    s3: list[str] = Field(
+        default_factory=list,
+        description="OpenAI Batch JSONL objects, `s3://bucket/key`, or all under a prefix, `s3://bucket/folder/`",
+    )
+    sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
+    options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
+    completion_window_hours: Annotated[float, Field(gt=0)] = Field(
+        24.0, description="what has no result by then becomes `expired`"
+    )
+
+    @field_validator("s3")
+    @classmethod
+    def _uris(cls, value: list[str]) -> list[str]:
+        for uri in value:
+            bucket = uri.removeprefix("s3://").split("/", 1)[0]
+            if not uri.startswith("s3://") or not bucket:
+                raise ValueError(f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/")
+        return value
+
+    @model_validator(mode="after")
+    def _some_source(self) -> "BatchJobSpec":
+        if not self.s3 and not self.sql:
+            raise ValueError("the job has no source; give `s3` addresses or `sql` queries")
+        return self
+
+
+def load_job_file(path: Path) -> BatchJobSpec:
+    """Reads a job file (YAML or JSON).
+
+    Raises:
+        ConfigurationError: the file cannot be read or a field is wrong; names the field.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"Job file {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"Job file {path} cannot be read as YAML: {_first_line(error)}.") from None
+    return parse_job(content, origin=str(path))
+
+
+def parse_job(content: object, origin: str) -> BatchJobSpec:
+    """Checks a job given as plain data; `origin` names it in errors."""
+    try:
+        return BatchJobSpec.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the job"
+        raise ConfigurationError(f"{origin}: {place}: {first['msg']}.") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

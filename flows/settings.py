@@ -1,0 +1,84 @@
+"""The one reader of the environment. Everybody else gets these values handed in.
+
+Variables start with `BLEND_`; a nested value is reached with two underscores (`BLEND_DATABASE__URL`).
+`PREFECT_API_URL` is the one exception, since Prefect's own clients read it too.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from blend_core.errors import ConfigurationError
+
+
+class DatabaseSettings(BaseModel):
+    """Where results are recorded. Without a URL the embedded Postgres of `blend up` is used."""
+
+    url: SecretStr | None = Field(None, description="Postgres URL of the platform's own tables")
+    read_only_url: SecretStr | None = Field(None, description="URL printed by `blend db url --read-only`")
+
+
+class ObjectStoreSettings(BaseModel):
+    """Where request files, plans and outputs lie. Without a URL the embedded S3 server is used."""
+
+    endpoint_url: str | None = Field(None, description="S3 endpoint; empty uses the embedded server")
+    bucket: str = Field("blend", description="bucket of the platform's own objects")
+    access_key: SecretStr | None = Field(None, description="S3 access key")
+    secret_key: SecretStr | None = Field(None, description="S3 secret key")
+    region: str = Field("us-east-1", description="S3 region")
+
+
+class EngineSettings(BaseModel):
+    """How the torch engine uses this machine."""
+
+    device: str = Field("cpu", description="torch device: `cpu`, `cuda`, `cuda:1`")
+    device_profile: str = Field("cpu", description="device profile by name or path of a TOML file")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="weights and KV")
+    kv_gib: Annotated[float, Field(gt=0)] = Field(1.0, description="memory of the KV cache in GiB")
+    block_size: Annotated[int, Field(ge=1, le=512)] = Field(16, description="tokens of a KV block")
+    max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="requests in flight at most")
+    max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(512, description="tokens of a step at most")
+    num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 takes every core")
+
+
+class NightlySettings(BaseModel):
+    """The schedule of the `nightly` deployment."""
+
+    job: Path | None = Field(None, description="job file (YAML) that runs every night")
+    cron: str = Field("0 2 * * *", description="when, in `timezone`")
+    timezone: str = Field("UTC", description="time zone of `cron`")
+
+
+class Settings(BaseSettings):
+    """Every setting of the platform, from the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="BLEND_", env_nested_delimiter="__", extra="forbid")
+
+    home: Path = Field(Path(".blend"), description="state of the embedded services, models, logs")
+    traces: Path = Field(Path("../shared/traces"), description="folder of traces for demo data and studies")
+    database: DatabaseSettings = DatabaseSettings()
+    object_store: ObjectStoreSettings = ObjectStoreSettings()
+    engine: EngineSettings = EngineSettings()
+    nightly: NightlySettings = NightlySettings()
+    sources: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Postgres URLs that SQL sources may name, as BLEND_SOURCES__NAME"
+    )
+    prefect_api_url: str | None = Field(
+        None, validation_alias="PREFECT_API_URL", description="Prefect server; empty uses the embedded one"
+    )
+
+
+def load_settings() -> Settings:
+    """Reads the environment.
+
+    Raises:
+        ConfigurationError: a variable has no meaning or a wrong value; names the variable.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = "BLEND_" + "__".join(str(part).upper() for part in first["loc"])
+        raise ConfigurationError(f"Environment variable {name}: {first['msg']}.") from None
