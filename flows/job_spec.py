@@ -116,8 +116,9 @@ def parse_job(content: object, origin: str) -> BatchJobSpec:
         return BatchJobSpec.model_validate(content)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the job"
-        raise ConfigurationError(f"{origin}: {place}: {first['msg']}.") from None
+        place = ".".join(str(part) for part in first["loc"]) or "job"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise ConfigurationError(f"{origin}: {place}: {reason}.") from None
 
 
 def _first_line(error: BaseException) -> str:
