@@ -1,0 +1,145 @@
+"""A job's requests as an engine pulls them: the plan, its revisions, token ids and withdrawals."""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.errors import PlanError
+from blend_core.plan import Plan
+from blend_core.request import Request
+
+FetchRequests = Callable[[Sequence[int]], Sequence[Request]]
+
+
+class JobSource:
+    """The `RequestSource` of one engine run.
+
+    Two threads meet here: the engine's side asks (`plan`, `fetch`, `revision`, `withdrawn`), the run's side
+    tells (`revise`, `withdraw`). Every call is safe from either.
+
+    Invariants:
+        - revisions handed out only grow;
+        - a revision names no request that was withdrawn before it was handed out;
+        - a withdrawn request is told exactly once.
+    """
+
+    __slots__ = ("_fetch", "_latest", "_lock", "_next_revision", "_told", "_withdrawn")
+
+    def __init__(self, plan: Plan, fetch: FetchRequests) -> None:
+        """Takes the plan to start with, restricted to what is to run, and a way to read requests."""
+        self._latest = plan
+        self._next_revision: Plan | None = None
+        self._withdrawn: dict[int, None] = {}
+        self._told = 0
+        self._fetch = fetch
+        self._lock = threading.Lock()
+
+    def plan(self) -> Plan:
+        """The plan in force, without what was withdrawn."""
+        with self._lock:
+            self._next_revision = None
+            return self._without_withdrawn(self._latest)
+
+    def fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
+        """The named requests, in the order asked for. Raises `StorageError` when they cannot be read."""
+        return self._fetch(seqs)
+
+    def revision(self) -> Plan | None:
+        """A later plan than the last one handed out, or None."""
+        if self._next_revision is None:
+            return None
+        with self._lock:
+            plan, self._next_revision = self._next_revision, None
+            return None if plan is None else self._without_withdrawn(plan)
+
+    def withdrawn(self) -> Sequence[int]:
+        """Seqs withdrawn since the last call."""
+        if len(self._withdrawn) == self._told:
+            return ()
+        with self._lock:
+            seqs = list(self._withdrawn)[self._told :]
+            self._told += len(seqs)
+            return seqs
+
+    def revise(self, plan: Plan) -> None:
+        """Hands a later revision to the engine, at the latest before its next step.
+
+        Raises:
+            PlanError: `plan.revision` is not later than the one in force.
+        """
+        with self._lock:
+            if plan.revision <= self._latest.revision:
+                raise PlanError(
+                    f"Plan revision {plan.revision} is not later than revision {self._latest.revision}, "
+                    "which is in force; plan again from the latest one."
+                )
+            self._latest = self._next_revision = plan
+
+    def withdraw(self, seqs: Iterable[int]) -> None:
+        """Takes requests back: they will not start, and the engine drops those in flight. Idempotent."""
+        with self._lock:
+            self._withdrawn.update(dict.fromkeys(seqs))
+
+    def _without_withdrawn(self, plan: Plan) -> Plan:
+        if not self._withdrawn:
+            return plan
+        return part_of_plan(plan, ~np.isin(plan.seq, np.fromiter(self._withdrawn, dtype=np.int64)))
+
+
+def pending_part(plan: Plan, pending: Sequence[int]) -> Plan:
+    """The requests of a plan that are still to run, in the plan's order.
+
+    Args:
+        plan: any revision of the job's plan.
+        pending: seqs that have no result; those that the plan does not name are left out.
+    """
+    return part_of_plan(plan, np.isin(plan.seq, np.asarray(pending, dtype=np.int64)))
+
+
+def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
+    """The plan with only the rows where `keep` is true; `plan` itself is not changed.
+
+    The summary stays that of the whole plan. What a request shares with the one before it in the part is the
+    least of what was shared along the rows between them: a lower bound in any order, exact depth first.
+
+    Args:
+        plan: the plan.
+        keep: `(num_requests,)` bool.
+    """
+    if keep.all():
+        return plan
+    kept = np.flatnonzero(keep)
+    part = replace(
+        plan,
+        num_shared_tokens=_shared_along(plan.num_shared_tokens, kept),
+        **{name: getattr(plan, name)[kept] for name in _ROW_ARRAYS},
+    )
+    for name in ("num_shared_tokens", *_ROW_ARRAYS):
+        getattr(part, name).flags.writeable = False
+    return part
+
+
+_ROW_ARRAYS = (
+    "seq",
+    "num_prompt_tokens",
+    "max_tokens",
+    "estimated_output_tokens",
+    "estimated_output_tokens_sq",
+    "compute_s",
+    "memory_s",
+    "lead",
+)
+
+
+def _shared_along(shared: npt.NDArray[np.int32], kept: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    """What each kept row shares with the kept row before it."""
+    if len(kept) == 0:
+        return shared[:0].copy()
+    # Ranges from behind the last kept row up to this one follow one another: one pass of minima.
+    starts = np.concatenate((np.zeros(1, dtype=np.int64), kept[:-1] + 1))
+    least = np.minimum.reduceat(shared[: kept[-1] + 1], starts)
+    least[0] = 0
+    return least
