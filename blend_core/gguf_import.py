@@ -1,7 +1,7 @@
-"""A GGUF file of the Llama architecture as a Hugging Face folder: weights dequantised to bfloat16, config, tokenizer.
+"""A GGUF file of the Llama architecture as a Hugging Face folder, its weights dequantised to bfloat16.
 
-The parts: `config.json`, `generation_config.json`, `model.safetensors`, `tokenizer.json`, `tokenizer_config.json` with
-the chat template.
+The folder gets `config.json`, `generation_config.json`, `model.safetensors`, `tokenizer.json` and
+`tokenizer_config.json` with the chat template.
 """
 
 import json
@@ -54,7 +54,8 @@ def convert_gguf(gguf_file: Path, folder: Path) -> None:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama" or fields.get("tokenizer.ggml.model") != "gpt2":
         raise ConfigurationError(
-            f"{gguf_file.name} is no Llama model with a byte-level BPE tokenizer; add a Hugging Face folder instead."
+            f"{gguf_file.name} is no Llama model with a byte-level BPE tokenizer; "
+            "add a Hugging Face folder instead."
         )
     tied = not any(tensor.name == "output.weight" for tensor in reader.tensors)
     _write_weights(reader.tensors, fields, folder / "model.safetensors")
@@ -66,8 +67,8 @@ def convert_gguf(gguf_file: Path, folder: Path) -> None:
 def hugging_face_rope_rows(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
     """Undo llama.cpp's row order of the query and key weights.
 
-    llama.cpp keeps the two elements that a rotation mixes next to each other (`2 i`, `2 i + 1`); Hugging Face keeps
-    them half a head apart (`i`, `i + head_size / 2`).
+    llama.cpp keeps the two elements that a rotation mixes next to each other (`2 i`, `2 i + 1`);
+    Hugging Face keeps them half a head apart (`i`, `i + head_size / 2`).
 
     Args:
         weight: `(num_heads * head_size, hidden_size)`.
@@ -100,7 +101,7 @@ def _write_weights(tensors: Any, fields: dict[str, Any], file: Path) -> None:
 
 
 def _write_safetensors(weights: dict[str, npt.NDArray[np.uint16]], file: Path) -> None:
-    # Written by hand because numpy has no bfloat16 to hand over: header length, JSON header, then the raw tensors.
+    # Written by hand because numpy has no bfloat16 to hand over: header length, JSON header, raw tensors.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, bits in weights.items():

