@@ -1,8 +1,8 @@
 """The contract between an admission policy and whatever executes its decisions.
 
-One policy object serves every engine: the simulator, the torch engine and the vLLM plug-in drive it with the same
-calls, so what is proven in simulation is what runs. A policy is pure Python, owns no clock and no tensor, and knows
-requests only by `seq` and by the plan's estimates.
+One policy object serves every engine: the simulator, the torch engine and the vLLM plug-in drive it with the
+same calls, so what is proven in simulation is what runs. A policy is pure Python, owns no clock and no
+tensor, and knows requests only by `seq` and by the plan's estimates.
 
 The calls of one step, in order::
 
@@ -12,12 +12,12 @@ The calls of one step, in order::
         policy.admitted(...)                      # exactly one per admission that the engine could place
     ...one forward pass...
     policy.decoding(seq)                          # for each prompt that was completed in this step
-    policy.advanced(1)                            # every request that was decoding BEFORE this step grew by one
+    policy.advanced(1)                            # requests that decoded BEFORE this step grew by one
     policy.finished(seq, ...)                     # for each request that ended in this step
     policy.preempted(seq)                         # whenever the engine had to take a request's blocks away
 
-The request whose prompt completes in a step gets its first output token from that same step; `decoding` says so, and
-`advanced` counts only the ones after it.
+The request whose prompt completes in a step gets its first output token from that same step; `decoding` says
+so, and `advanced` counts only the ones after it.
 """
 
 from abc import ABC, abstractmethod
@@ -62,11 +62,14 @@ class Admission:
 
 
 class EngineView(Protocol):
-    """What an engine shows to a policy. Valid only during the call it is passed to; the policy never mutates it."""
+    """What an engine shows to a policy: valid during the call it is passed to, and read only."""
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks no request in flight refers to, cached ones that may be evicted included."""
+        """Blocks no request in flight refers to, cached ones that may be evicted included.
+
+        A request in flight refers to the blocks of its whole prompt from admission on, computed yet or not.
+        """
 
     @property
     def num_running(self) -> int:
@@ -80,16 +83,18 @@ class EngineView(Protocol):
         """Leading prompt tokens of a waiting request that are in the KV cache now, in whole blocks."""
 
     def is_ready(self, seq: int) -> bool:
-        """Whether the request's token ids have reached the engine (a bounded window is fed from both ends)."""
+        """Whether the request's token ids have reached the engine, which is fed a bounded window."""
 
 
 class AdmissionPolicy(ABC):
     """Decides which request starts next, and when.
 
     Invariants, held by the contract suite in `tests/contract`:
-        - every request of the plan is admitted until it has finished, none twice without a preemption between;
+        - every request of the plan is admitted until it has finished, none twice without a preemption
+          between;
         - a preempted request is offered before any that was never admitted from its side;
-        - when nothing runs and the head of a side is ready, `next_request` returns a request: a gate never hangs;
+        - when nothing runs and the head of a side is ready, `next_request` returns a request: a gate never
+          hangs;
         - the same calls give the same answers: no clock, no randomness outside a seeded generator.
     """
 
@@ -120,7 +125,15 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def next_request(self, view: EngineView) -> Admission | None:
-        """Names the request to admit next, or None for "not now". Does not mutate: asked again, same answer."""
+        """Names the request to admit next, or None for "not now". Does not mutate: same answer again."""
+
+    def quiet_steps(self, view: EngineView) -> int:
+        """Steps, at least 1, for which `next_request` goes on answering None while requests only decode.
+
+        Asked by a simulator after it got None; it may then call `advanced` once for as many steps. Does not
+        mutate.
+        """
+        return 1
 
     @abstractmethod
     def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
@@ -132,13 +145,14 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def advanced(self, num_steps: int) -> None:
-        """Every decoding request grew by `num_steps` output tokens (one call per step; a simulator may jump)."""
+        """Every decoding request grew by `num_steps` output tokens: one call per step, or per jump."""
 
     @abstractmethod
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, well or not, with that many output tokens.
 
-        Also legal for a waiting request (cancelled, expired or refused before it started): it leaves the queue.
+        Also legal for a waiting request (cancelled, expired or refused before it started): it leaves the
+        queue.
         """
 
     @abstractmethod
@@ -149,6 +163,6 @@ class AdmissionPolicy(ABC):
     def revise(self, plan: Plan) -> None:
         """Takes a later revision: a new order and new estimates for what still waits.
 
-        Requests in flight stay in flight; those the new plan does not name keep their old estimates and go last.
-        Raises `PlanError` when the revision is not later than the one in force.
+        Requests in flight stay in flight; those the new plan does not name keep their old estimates and go
+        last. Raises `PlanError` when the revision is not later than the one in force.
         """

@@ -1,0 +1,1 @@
+"""Admission policies: which request starts next, and when."""

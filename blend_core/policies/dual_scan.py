@@ -1,0 +1,250 @@
+"""The paper's dual scan, literally: two cursors, a memory split by density, and a token credit per side."""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf, isinf
+from typing import ClassVar
+
+from blend_core.plan import Plan
+from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
+from blend_core.policies.ledger import Phase
+from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+
+OUTLIVED_FACTOR = 2.0
+"""After this many times its estimate a request has outlived it by far (BlendServe §5.4)."""
+
+
+def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
+    """Shares KV so that both sides together have the root's density (BlendServe §5.3).
+
+    `M_L + M_R = M` and `M_L rho_L + M_R rho_R = M rho`, clamped to [0, M]; equal densities split evenly.
+
+    Args:
+        num_blocks: memory to share, in any unit.
+        rho_left: compute density at the left cursor; may be infinite.
+        rho_right: compute density at the right cursor; may be infinite.
+        rho: compute density of the root; may be infinite.
+
+    Returns:
+        `(M_L, M_R)` in the unit of `num_blocks`.
+    """
+    if rho_left == rho_right:
+        return num_blocks / 2, num_blocks / 2
+    if isinf(rho):
+        # Nothing worth naming reads KV, so the denser side may have it all.
+        left = num_blocks if rho_left > rho_right else 0.0
+    elif isinf(rho_left):
+        left = 0.0
+    elif isinf(rho_right):
+        left = num_blocks
+    else:
+        left = num_blocks * (rho - rho_right) / (rho_left - rho_right)
+    left = min(max(left, 0.0), num_blocks)
+    return left, num_blocks - left
+
+
+class _Account:
+    """One side's share of KV and its right to start prompt tokens."""
+
+    __slots__ = ("capacity_tokens", "credit_tokens", "credit_tokens_per_step", "head", "leads", "num_steady")
+
+    def __init__(self) -> None:
+        self.head: int | None = None
+        self.leads: deque[int] = deque()
+        self.capacity_tokens = 0.0
+        self.num_steady = 0.0
+        self.credit_tokens = 0.0
+        self.credit_tokens_per_step = 0.0
+
+
+class DualScanPolicy(QueuedPolicy):
+    """Takes compute-intensive requests from the left end and memory-intensive ones from the right end.
+
+    Per side `x`: `M_x` of `memory_split`, `N_x = M_x / (p_x + d_x / 2)` requests in steady state (in tokens),
+    and `C_x = N_x p_x / d_x` prompt tokens per step (BlendServe §5.3); `p_x` are the head's unshared prompt
+    tokens and `d_x` its estimated output. A side starts its head while its KV use is under `M_x` and its
+    credit is above zero; a start costs the tokens it computes, each step gives `C_x` back, and no more than
+    one step's credit is saved up. A share above nothing is worth one request at least. Preempted requests
+    have paid and need no credit, and sampled requests lead their side and may draw its credit below zero, up
+    to `N_x` in flight.
+    """
+
+    name: ClassVar[str] = "dual_scan"
+
+    def __init__(self, plan: Plan, limits: EngineLimits) -> None:
+        self._accounts = {Side.LEFT: _Account(), Side.RIGHT: _Account()}
+        self._deadlines: list[tuple[int, int]] = []
+        self._rho = inf
+        self._heads: tuple[int | None, int | None] = (None, None)
+        super().__init__(plan, limits)
+        for account in self._accounts.values():
+            account.credit_tokens = account.credit_tokens_per_step
+
+    def next_request(self, view: EngineView) -> Admission | None:
+        """The head of the side that uses less of its share, if a side may start one. Does not mutate."""
+        sides = self._emptier_first()
+        for side in sides:
+            if self._may_start(side) and self._is_placeable(view, side):
+                return self._admission(side)
+        if view.num_running == 0:
+            for side in sides:
+                head = self._accounts[side].head
+                if head is not None and view.is_ready(self._ledger.seq[head]):
+                    return self._admission(side)
+        return None
+
+    def quiet_steps(self, view: EngineView) -> int:
+        """Steps until a side's credit or an outlived estimate can open a gate."""
+        quiet = self._deadlines[0][0] - self._ledger.clock if self._deadlines else FOR_EVER
+        for side, account in self._accounts.items():
+            if account.head is None or account.credit_tokens > 0 or self._is_full(side):
+                continue
+            if account.credit_tokens_per_step > 0:
+                quiet = min(quiet, int(-account.credit_tokens / account.credit_tokens_per_step) + 1)
+        return max(1, quiet)
+
+    def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
+        """Charges the side's credit with the tokens to compute, unless the request had paid before."""
+        slot = self._ledger.slot_of[seq]
+        first_time = self._ledger.phase[slot] is Phase.WAITING
+        charged = self._ledger.admit(slot, side, num_cached_tokens)
+        if first_time:
+            self._accounts[side].credit_tokens -= charged
+        self._settle()
+
+    def decoding(self, seq: int) -> None:
+        """Notes when a left request will have outlived its estimate."""
+        super().decoding(seq)
+        slot = self._ledger.slot_of[seq]
+        if self._ledger.side[slot] is Side.LEFT:
+            num_left = OUTLIVED_FACTOR * self._ledger.output_tokens[slot] - self._ledger.num_output_tokens(
+                slot
+            )
+            heappush(self._deadlines, (self._ledger.clock + 1 + max(1, int(num_left)), slot))
+
+    def advanced(self, num_steps: int) -> None:
+        """Grows what decodes, gives credit back, and moves what outlived its estimate (BlendServe §5.4)."""
+        ledger = self._ledger
+        ledger.advance(num_steps)
+        for account in self._accounts.values():
+            rate = account.credit_tokens_per_step
+            account.credit_tokens = min(rate, account.credit_tokens + rate * num_steps)
+        while self._deadlines and self._deadlines[0][0] <= ledger.clock:
+            _, slot = heappop(self._deadlines)
+            outlived = ledger.num_output_tokens(slot) >= OUTLIVED_FACTOR * ledger.output_tokens[slot]
+            # An entry may be older than a preemption or a finish; a later life has an entry of its own.
+            if ledger.phase[slot] is Phase.DECODING and outlived:
+                ledger.move(slot, Side.RIGHT)
+
+    def _planned(self, plan: Plan) -> None:
+        ledger = self._ledger
+        memory_s = float(plan.memory_s.sum())
+        self._rho = float(plan.compute_s.sum()) / memory_s if memory_s > 0 else inf
+        lead = {seq for seq, is_lead in zip(plan.seq.tolist(), plan.lead.tolist(), strict=True) if is_lead}
+        leads = [slot for slot in self._order if ledger.seq[slot] in lead]
+        self._accounts[Side.LEFT].leads = deque(slot for slot in leads if ledger.density(slot) >= self._rho)
+        self._accounts[Side.RIGHT].leads = deque(
+            slot for slot in reversed(leads) if ledger.density(slot) < self._rho
+        )
+        self._heads = (None, None)
+
+    def _settle(self) -> None:
+        super()._settle()
+        phase = self._ledger.phase
+        for side, account in self._accounts.items():
+            while account.leads and phase[account.leads[0]] is not Phase.WAITING:
+                account.leads.popleft()
+            account.head = self._find_head(side, account)
+        heads = (self._accounts[Side.LEFT].head, self._accounts[Side.RIGHT].head)
+        if heads != self._heads:
+            self._heads = heads
+            self._share_memory(*heads)
+
+    def _find_head(self, side: Side, account: _Account) -> int | None:
+        preempted = self._ledger.preempted[side]
+        if preempted:
+            return preempted[0]
+        if account.leads:
+            return account.leads[0]
+        if self._left > self._right:
+            return None
+        return self._order[self._left if side is Side.LEFT else self._right]
+
+    def _share_memory(self, left: int | None, right: int | None) -> None:
+        ledger = self._ledger
+        num_tokens = float(self._limits.num_blocks * self._limits.block_size)
+        if left is None or right is None:
+            # A side with nothing left to start needs no share; what it still runs ends by itself.
+            shares = (num_tokens if left is not None else 0.0, num_tokens if right is not None else 0.0)
+        else:
+            shares = memory_split(num_tokens, ledger.density(left), ledger.density(right), self._rho)
+        for side, capacity, head in zip(Side, shares, (left, right), strict=True):
+            account = self._accounts[side]
+            account.capacity_tokens = capacity
+            account.num_steady = account.credit_tokens_per_step = 0.0
+            if head is None or capacity <= 0:
+                continue
+            num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
+            num_output = ledger.output_tokens[head]
+            account.num_steady = max(1.0, capacity / (num_prompt + num_output / 2))
+            account.credit_tokens_per_step = account.num_steady * num_prompt / num_output
+
+    def _emptier_first(self) -> tuple[Side, Side]:
+        left = self._accounts[Side.LEFT].capacity_tokens
+        right = self._accounts[Side.RIGHT].capacity_tokens
+        # Cross-multiplied, so that a share of nothing divides nothing; it comes last.
+        if (
+            left > 0
+            and self._ledger.num_tokens[Side.LEFT] * right <= self._ledger.num_tokens[Side.RIGHT] * left
+        ):
+            return Side.LEFT, Side.RIGHT
+        return Side.RIGHT, Side.LEFT
+
+    def _is_full(self, side: Side) -> bool:
+        capacity = self._accounts[side].capacity_tokens
+        if capacity <= 0:
+            return True
+        # A share smaller than one request still holds one, or the side would never run.
+        return self._ledger.num_running[side] > 0 and self._ledger.num_tokens[side] >= capacity
+
+    def _may_start(self, side: Side) -> bool:
+        account = self._accounts[side]
+        if account.head is None or self._is_full(side):
+            return False
+        if self._ledger.phase[account.head] is Phase.PREEMPTED or account.credit_tokens > 0:
+            return True
+        leads = account.leads
+        return (
+            bool(leads) and leads[0] == account.head and self._ledger.num_running[side] < account.num_steady
+        )
+
+    def _is_placeable(self, view: EngineView, side: Side) -> bool:
+        head = self._accounts[side].head
+        return head is not None and view.is_ready(self._ledger.seq[head]) and self._has_room(view, head)
+
+    def _admission(self, side: Side) -> Admission:
+        head = self._accounts[side].head
+        assert head is not None
+        return Admission(self._ledger.seq[head], side)
+
+    def _soonest(self) -> Iterator[int]:
+        seen: set[int] = set()
+        sides = [self._side_soonest(side) for side in Side]
+        while sides:
+            for waiting in tuple(sides):
+                slot = next(waiting, None)
+                if slot is None:
+                    sides.remove(waiting)
+                elif slot not in seen:
+                    seen.add(slot)
+                    yield slot
+
+    def _side_soonest(self, side: Side) -> Iterator[int]:
+        yield from self._ledger.preempted[side]
+        yield from (slot for slot in self._accounts[side].leads if self._ledger.phase[slot] is Phase.WAITING)
+        positions = range(self._left, self._right + 1)
+        for position in positions if side is Side.LEFT else reversed(positions):
+            slot = self._order[position]
+            if self._ledger.phase[slot] is Phase.WAITING:
+                yield slot

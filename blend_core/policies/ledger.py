@@ -1,0 +1,231 @@
+"""What a policy keeps about the requests of a plan: estimates, phases, and KV tokens held per side."""
+
+from collections import deque
+from enum import IntEnum
+
+from blend_core.errors import PlanError
+from blend_core.plan import Plan
+from blend_core.policies.base import Side
+
+
+class Phase(IntEnum):
+    """Where a request stands."""
+
+    WAITING = 0
+    PREEMPTED = 1
+    PREFILLING = 2
+    DECODING = 3
+    FINISHED = 4
+
+
+class Ledger:
+    """Requests by slot, and running totals that cost O(1) a step whatever is in flight.
+
+    A slot is the request's number in order of first appearance; it stays when a plan is revised. KV tokens
+    are those computed for a request: prompt tokens that came from the cache are charged to whoever computed
+    them, and a decoding request holds one more after each step. A request that ends its prompt in a step
+    grows from the next.
+
+    Invariants checked by `check_integrity`:
+        - `num_waiting` counts the slots in phase WAITING or PREEMPTED;
+        - `num_running[side]`, `num_tokens[side]` equal the sums over the side's requests in flight.
+    """
+
+    __slots__ = (
+        "_base_tokens",
+        "_first_token_at",
+        "_num_fresh",
+        "_num_growing",
+        "clock",
+        "compute_s",
+        "memory_s",
+        "num_kept_tokens",
+        "num_prompt_tokens",
+        "num_running",
+        "num_shared_tokens",
+        "num_tokens",
+        "num_waiting",
+        "output_tokens",
+        "phase",
+        "preempted",
+        "seq",
+        "side",
+        "slot_of",
+    )
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.num_waiting = 0
+        self.slot_of: dict[int, int] = {}
+        self.seq: list[int] = []
+        self.num_prompt_tokens: list[int] = []
+        self.num_shared_tokens: list[int] = []
+        self.output_tokens: list[float] = []
+        self.compute_s: list[float] = []
+        self.memory_s: list[float] = []
+        self.phase: list[Phase] = []
+        self.side: list[Side] = []
+        self.num_kept_tokens: list[int] = []
+        self._base_tokens: list[int] = []
+        self._first_token_at: list[int] = []
+        self.num_running = {Side.LEFT: 0, Side.RIGHT: 0}
+        self.num_tokens = {Side.LEFT: 0, Side.RIGHT: 0}
+        self._num_growing = {Side.LEFT: 0, Side.RIGHT: 0}
+        self._num_fresh = {Side.LEFT: 0, Side.RIGHT: 0}
+        self.preempted: dict[Side, deque[int]] = {Side.LEFT: deque(), Side.RIGHT: deque()}
+
+    def take(self, plan: Plan) -> list[int]:
+        """Adds the plan's requests or renews their estimates; returns its slots in planned order.
+
+        Raises:
+            PlanError: a request stands in the plan twice.
+        """
+        order: list[int] = []
+        columns = (
+            plan.seq.tolist(),
+            plan.num_prompt_tokens.tolist(),
+            plan.num_shared_tokens.tolist(),
+            plan.estimated_output_tokens.tolist(),
+            plan.compute_s.tolist(),
+            plan.memory_s.tolist(),
+        )
+        for seq, prompt, shared, output, compute_s, memory_s in zip(*columns, strict=True):
+            slot = self.slot_of.get(seq)
+            if slot is None:
+                slot = self._add(seq)
+            self.num_prompt_tokens[slot] = prompt
+            self.num_shared_tokens[slot] = shared
+            self.output_tokens[slot] = max(1.0, output)
+            self.compute_s[slot] = compute_s
+            self.memory_s[slot] = memory_s
+            order.append(slot)
+        if len(set(order)) != len(order):
+            raise PlanError("A plan names a request twice; build the plan again.", revision=plan.revision)
+        return order
+
+    def _add(self, seq: int) -> int:
+        slot = len(self.seq)
+        self.slot_of[seq] = slot
+        self.seq.append(seq)
+        self.num_prompt_tokens.append(0)
+        self.num_shared_tokens.append(0)
+        self.output_tokens.append(1.0)
+        self.compute_s.append(0.0)
+        self.memory_s.append(0.0)
+        self.phase.append(Phase.WAITING)
+        self.side.append(Side.LEFT)
+        self.num_kept_tokens.append(0)
+        self._base_tokens.append(0)
+        self._first_token_at.append(0)
+        self.num_waiting += 1
+        return slot
+
+    def density(self, slot: int) -> float:
+        """`compute_s / memory_s` of one request, infinite where it reads no KV."""
+        memory_s = self.memory_s[slot]
+        return self.compute_s[slot] / memory_s if memory_s > 0 else float("inf")
+
+    def num_prefill_tokens(self, slot: int) -> int:
+        """Tokens that must be in KV before the request decodes: its prompt and the output it kept."""
+        return self.num_prompt_tokens[slot] + self.num_kept_tokens[slot]
+
+    def num_output_tokens(self, slot: int) -> int:
+        """Output tokens so far of a request in flight, those kept over a preemption included."""
+        if self.phase[slot] is not Phase.DECODING:
+            return self.num_kept_tokens[slot]
+        return self.num_kept_tokens[slot] + 1 + max(0, self.clock - self._first_token_at[slot])
+
+    def num_held_tokens(self, slot: int) -> int:
+        """KV tokens charged to a request in flight."""
+        if self.phase[slot] is not Phase.DECODING:
+            return self._base_tokens[slot]
+        return self._base_tokens[slot] + max(0, self.clock - self._first_token_at[slot])
+
+    def admit(self, slot: int, side: Side, num_cached_tokens: int) -> int:
+        """Puts a waiting request in flight; returns the tokens charged to its side."""
+        if self.phase[slot] is Phase.PREEMPTED:
+            self.preempted[self.side[slot]].remove(slot)
+        charged = max(0, self.num_prefill_tokens(slot) - num_cached_tokens)
+        self.phase[slot] = Phase.PREFILLING
+        self.side[slot] = side
+        self._base_tokens[slot] = charged
+        self.num_waiting -= 1
+        self.num_running[side] += 1
+        self.num_tokens[side] += charged
+        return charged
+
+    def start_decoding(self, slot: int) -> None:
+        """The request has its first new token; it grows from the next step on."""
+        self.phase[slot] = Phase.DECODING
+        self._first_token_at[slot] = self.clock + 1
+        self._num_fresh[self.side[slot]] += 1
+
+    def advance(self, num_steps: int) -> None:
+        """Lets every request that was decoding before this step grow by `num_steps` tokens."""
+        self.clock += num_steps
+        for side in Side:
+            self.num_tokens[side] += self._num_growing[side] * num_steps
+            self._num_growing[side] += self._num_fresh[side]
+            self._num_fresh[side] = 0
+
+    def finish(self, slot: int) -> None:
+        """Ends a request, in flight or waiting."""
+        phase = self.phase[slot]
+        if phase is Phase.FINISHED:
+            return
+        if phase is Phase.WAITING or phase is Phase.PREEMPTED:
+            if phase is Phase.PREEMPTED:
+                self.preempted[self.side[slot]].remove(slot)
+            self.num_waiting -= 1
+        else:
+            self._leave(slot)
+        self.phase[slot] = Phase.FINISHED
+
+    def preempt(self, slot: int) -> None:
+        """Takes a request out of flight; it waits at the front of its side and keeps its output."""
+        num_output_tokens = self.num_output_tokens(slot)
+        self._leave(slot)
+        self.num_kept_tokens[slot] = num_output_tokens
+        self.phase[slot] = Phase.PREEMPTED
+        self.num_waiting += 1
+        self.preempted[self.side[slot]].appendleft(slot)
+
+    def move(self, slot: int, side: Side) -> None:
+        """Puts a request in flight on the other side's account."""
+        if self.side[slot] is side:
+            return
+        phase = self.phase[slot]
+        held = self.num_held_tokens(slot)
+        growing = self._first_token_at[slot] <= self.clock
+        self._leave(slot)
+        self.side[slot] = side
+        self.num_running[side] += 1
+        self.num_tokens[side] += held
+        if phase is Phase.DECODING:
+            if growing:
+                self._num_growing[side] += 1
+            else:
+                self._num_fresh[side] += 1
+
+    def _leave(self, slot: int) -> None:
+        side = self.side[slot]
+        self.num_tokens[side] -= self.num_held_tokens(slot)
+        self.num_running[side] -= 1
+        if self.phase[slot] is Phase.DECODING:
+            if self._first_token_at[slot] <= self.clock:
+                self._num_growing[side] -= 1
+            else:
+                self._num_fresh[side] -= 1
+
+    def check_integrity(self) -> None:
+        """Recounts every total request by request. Raises `AssertionError` where one differs."""
+        waiting = (Phase.WAITING, Phase.PREEMPTED)
+        assert self.num_waiting == sum(phase in waiting for phase in self.phase)
+        for side in Side:
+            in_flight = [
+                slot
+                for slot, phase in enumerate(self.phase)
+                if phase in (Phase.PREFILLING, Phase.DECODING) and self.side[slot] is side
+            ]
+            assert self.num_running[side] == len(in_flight)
+            assert self.num_tokens[side] == sum(map(self.num_held_tokens, in_flight))
