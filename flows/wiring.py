@@ -1,0 +1,96 @@
+"""The one composition root: parts are put together here and nowhere else."""
+
+from dataclasses import dataclass, field
+
+from blend_core.errors import ConfigurationError
+from blend_core.model_store import ModelStore
+from flows.settings import Settings
+from storage.database import Database
+from storage.objects import ObjectStore, ObjectStoreOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the services are, whoever runs them.
+
+    Attributes:
+        database_url: Postgres of the platform's tables.
+        read_only_database_url: the same through the read-only role, where there is one.
+        s3_endpoint_url: None for AWS itself.
+        s3_bucket: the bucket of the platform's own objects.
+        s3_access_key: None leaves credentials to boto3's own chain.
+        s3_secret_key: goes with `s3_access_key`.
+        s3_region: region of the endpoint.
+        prefect_api_url: ends in `/api`; None where there is no Prefect.
+    """
+
+    database_url: str = field(repr=False)
+    read_only_database_url: str | None = field(default=None, repr=False)
+    s3_endpoint_url: str | None = None
+    s3_bucket: str = "blend"
+    s3_access_key: str | None = field(default=None, repr=False)
+    s3_secret_key: str | None = field(default=None, repr=False)
+    s3_region: str = "us-east-1"
+    prefect_api_url: str | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "Endpoints":
+        """The services that the environment names: what a process started by `blend up` is given.
+
+        Raises:
+            ConfigurationError: there is no database URL.
+        """
+        if settings.database.url is None:
+            raise ConfigurationError(
+                "No database is named; start the local services with `blend up`, or set BLEND_DATABASE__URL."
+            )
+        read_only, store = settings.database.read_only_url, settings.object_store
+        return cls(
+            database_url=settings.database.url.get_secret_value(),
+            read_only_database_url=None if read_only is None else read_only.get_secret_value(),
+            s3_endpoint_url=store.endpoint_url,
+            s3_bucket=store.bucket,
+            s3_access_key=None if store.access_key is None else store.access_key.get_secret_value(),
+            s3_secret_key=None if store.secret_key is None else store.secret_key.get_secret_value(),
+            s3_region=store.region,
+            prefect_api_url=settings.prefect_api_url,
+        )
+
+
+class Wiring:
+    """The parts of one process, made once.
+
+    Attributes:
+        settings: what the environment says.
+        endpoints: where the services are.
+        database: the platform's tables.
+        objects: the platform's bucket and the users' objects.
+        models: models by name.
+    """
+
+    __slots__ = ("database", "endpoints", "models", "objects", "settings")
+
+    def __init__(
+        self, settings: Settings, endpoints: Endpoints, database: Database, objects: ObjectStore
+    ) -> None:
+        self.settings = settings
+        self.endpoints = endpoints
+        self.database = database
+        self.objects = objects
+        self.models = ModelStore(settings.home / "models")
+
+    @classmethod
+    def from_settings(cls, settings: Settings, endpoints: Endpoints) -> "Wiring":
+        """Puts the parts together. Connects to nothing yet."""
+        options = ObjectStoreOptions(
+            bucket=endpoints.s3_bucket,
+            endpoint_url=endpoints.s3_endpoint_url,
+            access_key=endpoints.s3_access_key,
+            secret_key=endpoints.s3_secret_key,
+            region=endpoints.s3_region,
+        )
+        return cls(settings, endpoints, Database(endpoints.database_url), ObjectStore(options))
+
+    def close(self) -> None:
+        """Closes connections. Idempotent."""
+        self.database.dispose()
