@@ -154,7 +154,7 @@ class LineProgress:
         self._print(message)
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)  # noqa: T201 - this is the display
+        print(line, file=self._stream, flush=True)
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class _Stage:
 
 
 class LiveProgress:
-    """A live display for a terminal: stages, a bar, and the batch in flight with its compute/memory balance."""
+    """A live display for a terminal: stages, a bar, and the batch in flight with its balance."""
 
     __slots__ = ("_clock", "_live", "_num_done", "_num_total", "_rates", "_stages")
 
@@ -242,12 +242,14 @@ class LiveProgress:
         rows = Table.grid(padding=(0, 1))
         rows.add_row(
             "  speed",
-            f"{self._rates.tokens_per_s:,.0f} tokens/s, {self._rates.prefix_sharing:.0%} of prompts from cache",
+            f"{self._rates.tokens_per_s:,.0f} tokens/s, "
+            f"{self._rates.prefix_sharing:.0%} of prompt tokens from the cache",
         )
         rows.add_row("  balance", balance_bar(window.compute_s, window.memory_s))
         rows.add_row(
             "  running",
-            f"{window.num_running_left:.0f} left + {window.num_running_right:.0f} right, KV {window.kv_usage:.0%}",
+            f"{window.num_running_left:.0f} left + {window.num_running_right:.0f} right, "
+            f"KV {window.kv_usage:.0%}",
         )
         return rows
 

@@ -1,0 +1,1 @@
+"""Benchmarks behind `blend bench`: each a function that returns the figures it prints."""

@@ -1,0 +1,1 @@
+"""Questions and tickets of the demo; NOTICE.md says where they come from."""

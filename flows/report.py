@@ -1,0 +1,294 @@
+"""What a job did: counts, speed, prefix sharing and the compute density of its batches.
+
+The density of a window is told twice: on the device that ran it, and as a what-if on another device, from the
+window's raw token counts.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import sqlalchemy
+
+from blend_core.performance import step_cost
+from blend_core.plan import Plan
+from blend_core.specs import DeviceProfile, ModelSpec
+from storage.database import Database
+from storage.jobs import get_job
+from storage.objects import ObjectStore
+from storage.plans import load_plan, next_revision
+from storage.results import Counts, DensityRow, JobMetrics, counts, densities, job_metrics
+
+NUM_TABLE_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDensity:
+    """One or more consecutive windows of steps.
+
+    Attributes:
+        first_batch: index of the first window.
+        last_batch: index of the last one.
+        started_s: seconds from the start of the run's first window.
+        duration_s: measured time of the steps.
+        num_prefill_tokens: prompt tokens computed.
+        num_cached_tokens: prompt tokens served from the cache.
+        num_decode_tokens: output tokens computed.
+        compute_s: seconds of compute at the run's device.
+        memory_s: seconds of KV reading at the run's device.
+        what_if_compute_s: the same on the other device; None where no other was asked for.
+        what_if_memory_s: the same on the other device; None where no other was asked for.
+        planned_density: what the plan expected, mean over the windows; None where nothing was simulated.
+        kv_usage: mean share of KV blocks in use.
+        num_running_left: mean requests in flight from the left side.
+        num_running_right: mean requests in flight from the right side.
+        num_preempted: preemptions.
+    """
+
+    first_batch: int
+    last_batch: int
+    started_s: float
+    duration_s: float
+    num_prefill_tokens: int
+    num_cached_tokens: int
+    num_decode_tokens: int
+    compute_s: float
+    memory_s: float
+    what_if_compute_s: float | None
+    what_if_memory_s: float | None
+    planned_density: float | None
+    kv_usage: float
+    num_running_left: float
+    num_running_right: float
+    num_preempted: int
+
+    @property
+    def density(self) -> float | None:
+        """Measured density, None where no KV was read."""
+        return _ratio(self.compute_s, self.memory_s)
+
+    @property
+    def what_if_density(self) -> float | None:
+        """Density of the same work on the other device."""
+        return _ratio(self.what_if_compute_s, self.what_if_memory_s)
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    """A job as it stands: `counts.succeeded + errored + expired + cancelled + pending == counts.total`.
+
+    Attributes:
+        job_id: the job.
+        name: its name.
+        status: its state.
+        model: name of its model.
+        device: device profile that the plan was made for; None before there is a plan.
+        what_if_device: the other device, None where none was asked for.
+        counts: requests by state.
+        metrics: tokens, rates and measured sharing.
+        planned_sharing: prefix sharing that the first plan promised.
+        best_sharing: prefix sharing with an unlimited cache in depth-first order.
+        error_codes: error rows by code, most frequent first.
+        batches: windows of the job's latest run.
+    """
+
+    job_id: str
+    name: str
+    status: str
+    model: str
+    device: str | None
+    what_if_device: str | None
+    counts: Counts
+    metrics: JobMetrics
+    planned_sharing: float | None
+    best_sharing: float | None
+    error_codes: dict[str, int]
+    batches: tuple[BatchDensity, ...]
+
+    @property
+    def density(self) -> float | None:
+        """Density over all batches of the latest run."""
+        return _ratio(sum(b.compute_s for b in self.batches), sum(b.memory_s for b in self.batches))
+
+    @property
+    def what_if_density(self) -> float | None:
+        """The same on the other device."""
+        return _ratio(
+            sum(b.what_if_compute_s or 0.0 for b in self.batches),
+            sum(b.what_if_memory_s or 0.0 for b in self.batches),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "job_id": self.job_id,
+            "name": self.name,
+            "status": self.status,
+            "model": self.model,
+            "device": self.device,
+            "total": self.counts.total,
+            "succeeded": self.counts.succeeded,
+            "errored": self.counts.errored,
+            "expired": self.counts.expired,
+            "cancelled": self.counts.cancelled,
+            "pending": self.counts.pending,
+            "num_prompt_tokens": self.metrics.num_prompt_tokens,
+            "num_cached_tokens": self.metrics.num_cached_tokens,
+            "num_output_tokens": self.metrics.num_output_tokens,
+            "num_batches": self.metrics.num_batches,
+            "busy_s": self.metrics.busy_s,
+            "tokens_per_s": self.metrics.tokens_per_s,
+            "output_tokens_per_s": self.metrics.output_tokens_per_s,
+            "num_preempted": self.metrics.num_preempted,
+            "prefix_sharing": {
+                "planned": self.planned_sharing,
+                "measured": self.metrics.prefix_sharing,
+                "best": self.best_sharing,
+            },
+            "density": {"device": self.device, "measured": self.density},
+            "what_if": {"device": self.what_if_device, "density": self.what_if_density},
+            "error_codes": self.error_codes,
+            "batches": [
+                asdict(batch) | {"density": batch.density, "what_if_density": batch.what_if_density}
+                for batch in self.batches
+            ],
+        }
+
+
+def build_report(
+    database: Database,
+    objects: ObjectStore,
+    job_id: str,
+    model: ModelSpec | None = None,
+    what_if: DeviceProfile | None = None,
+) -> JobReport:
+    """Reads a job's report. Works at any time, also while the job runs.
+
+    Args:
+        database: the platform's tables.
+        objects: where plans lie.
+        job_id: the job.
+        model: sizes of the job's model; needed for the what-if only.
+        what_if: another device to tell the density of the same work for.
+
+    Raises:
+        StorageError: there is no such job.
+    """
+    job = get_job(database, job_id)
+    plan = _first_plan(database, objects, job_id)
+    run_id = _latest_run(database, job_id)
+    windows = densities(database, run_id) if run_id is not None else []
+    return JobReport(
+        job_id=job_id,
+        name=job.name,
+        status=str(job.status),
+        model=job.model,
+        device=None if plan is None else plan.summary.device,
+        what_if_device=None if what_if is None or model is None else what_if.name,
+        counts=counts(database, job_id),
+        metrics=job_metrics(database, job_id),
+        planned_sharing=None if plan is None else plan.summary.prefix_sharing_planned,
+        best_sharing=None if plan is None else plan.summary.prefix_sharing_best,
+        error_codes=_error_codes(database, job_id),
+        batches=batch_densities(windows, model, what_if),
+    )
+
+
+def batch_densities(
+    windows: Sequence[DensityRow], model: ModelSpec | None, what_if: DeviceProfile | None
+) -> tuple[BatchDensity, ...]:
+    """Windows with the density that the same work has on another device."""
+    start = min((window.started_at for window in windows), default=None)
+    batches = []
+    for window in windows:
+        assert start is not None
+        other = None
+        if model is not None and what_if is not None:
+            num_tokens = window.num_prefill_tokens + window.num_decode_tokens
+            other = step_cost(model, what_if, num_tokens, window.prefill_tokens_sq, window.decode_kv_tokens)
+        batches.append(
+            BatchDensity(
+                first_batch=window.batch_index,
+                last_batch=window.batch_index,
+                started_s=(window.started_at - start).total_seconds(),
+                duration_s=window.duration_s,
+                num_prefill_tokens=window.num_prefill_tokens,
+                num_cached_tokens=window.num_cached_tokens,
+                num_decode_tokens=window.num_decode_tokens,
+                compute_s=window.compute_s,
+                memory_s=window.memory_s,
+                what_if_compute_s=None if other is None else other.compute_s,
+                what_if_memory_s=None if other is None else other.memory_s,
+                planned_density=window.planned_density,
+                kv_usage=window.kv_usage,
+                num_running_left=window.num_running_left,
+                num_running_right=window.num_running_right,
+                num_preempted=window.num_preempted,
+            )
+        )
+    return tuple(batches)
+
+
+def merged(batches: Sequence[BatchDensity], num_rows: int = NUM_TABLE_ROWS) -> list[BatchDensity]:
+    """At most `num_rows` groups of consecutive windows, evenly filled, for a table that fits a screen."""
+    if len(batches) <= num_rows:
+        return list(batches)
+    bounds = [round(row * len(batches) / num_rows) for row in range(num_rows + 1)]
+    return [_merge(batches[start:end]) for start, end in pairwise(bounds)]
+
+
+def _merge(group: Sequence[BatchDensity]) -> BatchDensity:
+    total_s = sum(batch.duration_s for batch in group) or 1.0
+
+    def mean(value: Callable[[BatchDensity], float]) -> float:
+        return sum(value(batch) * batch.duration_s for batch in group) / total_s
+
+    planned = [batch.planned_density for batch in group if batch.planned_density is not None]
+    has_what_if = all(batch.what_if_compute_s is not None for batch in group)
+    return BatchDensity(
+        first_batch=group[0].first_batch,
+        last_batch=group[-1].last_batch,
+        started_s=group[0].started_s,
+        duration_s=sum(batch.duration_s for batch in group),
+        num_prefill_tokens=sum(batch.num_prefill_tokens for batch in group),
+        num_cached_tokens=sum(batch.num_cached_tokens for batch in group),
+        num_decode_tokens=sum(batch.num_decode_tokens for batch in group),
+        compute_s=sum(batch.compute_s for batch in group),
+        memory_s=sum(batch.memory_s for batch in group),
+        what_if_compute_s=sum(batch.what_if_compute_s or 0.0 for batch in group) if has_what_if else None,
+        what_if_memory_s=sum(batch.what_if_memory_s or 0.0 for batch in group) if has_what_if else None,
+        planned_density=sum(planned) / len(planned) if planned else None,
+        kv_usage=mean(lambda batch: batch.kv_usage),
+        num_running_left=mean(lambda batch: batch.num_running_left),
+        num_running_right=mean(lambda batch: batch.num_running_right),
+        num_preempted=sum(batch.num_preempted for batch in group),
+    )
+
+
+def _ratio(compute_s: float | None, memory_s: float | None) -> float | None:
+    return compute_s / memory_s if compute_s is not None and memory_s else None
+
+
+def _first_plan(database: Database, objects: ObjectStore, job_id: str) -> Plan | None:
+    if next_revision(database, job_id) == 0:
+        return None
+    return load_plan(database, objects, job_id, revision=0)
+
+
+def _latest_run(database: Database, job_id: str) -> str | None:
+    statement = "SELECT run_id FROM run WHERE job_id = :job_id ORDER BY fencing_number DESC LIMIT 1"
+    with database.connect() as connection:
+        run_id = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).scalar_one_or_none()
+    return None if run_id is None else str(run_id)
+
+
+def _error_codes(database: Database, job_id: str) -> dict[str, int]:
+    statement = """
+        SELECT error_code, count(*) FROM result
+        WHERE job_id = :job_id AND error_code IS NOT NULL
+        GROUP BY error_code ORDER BY count(*) DESC, error_code
+    """
+    with database.connect() as connection:
+        rows: Iterable[Any] = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).all()
+    return {str(code): int(number) for code, number in rows}
