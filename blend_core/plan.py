@@ -1,14 +1,34 @@
 """A plan: the order of a job's requests and the estimates that the order rests on."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
+
+from blend_core.errors import PlanError
+
+_COLUMNS: Final[dict[str, Any]] = {
+    "seq": np.int64,
+    "num_prompt_tokens": np.int32,
+    "num_shared_tokens": np.int32,
+    "max_tokens": np.int32,
+    "estimated_output_tokens": np.float64,
+    "estimated_output_tokens_sq": np.float64,
+    "compute_s": np.float64,
+    "memory_s": np.float64,
+    "lead": np.bool_,
+}
+_METADATA_KEY: Final = b"blend.plan"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """What a plan promises. Sharing is a share of prompt tokens at `block_size`; densities are compute/memory.
+    """What a plan promises. Sharing is a share of prompt tokens at `block_size`; densities are
+    compute/memory.
 
     Attributes:
         model: `ModelSpec.name` planned for.
@@ -84,3 +104,115 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.seq)
+
+    def check_integrity(self) -> None:
+        """Checks what the class promises of its arrays and that the summary's counts agree with them.
+
+        Raises:
+            PlanError: the first promise that does not hold.
+        """
+        n = len(self.seq)
+        for name, dtype in _COLUMNS.items():
+            column = getattr(self, name)
+            _require(column.shape == (n,) and column.dtype == dtype, f"{name} is not ({n},) {dtype.__name__}")
+            _require(not column.flags.writeable, f"{name} is writable")
+        _require(len(np.unique(self.seq)) == n, "seq names a request twice")
+        shared = self.num_shared_tokens
+        _require(bool(np.all(shared >= 0)), "num_shared_tokens is negative")
+        _require(bool(np.all(shared < self.num_prompt_tokens)), "a whole prompt is shared")
+        _require(
+            bool(np.all(shared[1:] <= self.num_prompt_tokens[:-1])),
+            "more is shared than the request before has",
+        )
+        _require(not np.any(shared[:1]), "the first request shares with nothing")
+        _require(not np.any(shared % self.summary.block_size), "num_shared_tokens is not in whole blocks")
+        _require(bool(np.all(self.max_tokens >= 1)), "max_tokens is below 1")
+        mean, mean_sq = self.estimated_output_tokens, self.estimated_output_tokens_sq
+        _require(bool(np.all((mean > 0) & (mean <= self.max_tokens))), "an estimate is not within max_tokens")
+        _require(
+            bool(np.all(mean_sq >= mean * mean * (1 - 1e-9))), "a second moment is below the squared mean"
+        )
+        _require(
+            bool(np.all(np.isfinite(self.compute_s) & (self.compute_s > 0))), "compute_s is not positive"
+        )
+        _require(bool(np.all(np.isfinite(self.memory_s) & (self.memory_s >= 0))), "memory_s is negative")
+        _require(
+            self.progress.shape == self.planned_density.shape, "progress and planned_density differ in length"
+        )
+        if len(self.progress):
+            _require(bool(np.all(np.diff(self.progress) >= 0)), "progress falls")
+            _require(bool(self.progress[0] >= 0 and self.progress[-1] <= 1 + 1e-9), "progress leaves 0 to 1")
+        _require(self.summary.num_requests == n, "the summary counts other requests")
+        num_prompt_tokens = int(self.num_prompt_tokens.sum(dtype=np.int64))
+        _require(
+            self.summary.num_prompt_tokens == num_prompt_tokens, "the summary counts other prompt tokens"
+        )
+
+    def to_arrow(self) -> bytes:
+        """Returns the plan as an Arrow IPC file. The same plan gives the same bytes. Does not mutate.
+
+        A row per request in planned order; everything else is in the schema's metadata.
+        """
+        metadata = {
+            "revision": self.revision,
+            "policy": self.policy,
+            "summary": asdict(self.summary),
+            "progress": self.progress.tolist(),
+            "planned_density": self.planned_density.tolist(),
+        }
+        table = pa.table(
+            {name: pa.array(getattr(self, name)) for name in _COLUMNS},
+            metadata={_METADATA_KEY: json.dumps(metadata).encode()},
+        )
+        sink = pa.BufferOutputStream()
+        with pyarrow.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    @classmethod
+    def from_arrow(cls, data: bytes) -> "Plan":
+        """Reads what `to_arrow` wrote and checks its integrity.
+
+        Raises:
+            PlanError: the bytes are no plan or one that is damaged.
+        """
+        try:
+            table = pyarrow.ipc.open_file(pa.BufferReader(data)).read_all()
+            metadata = json.loads((table.schema.metadata or {})[_METADATA_KEY])
+            columns = {
+                name: frozen(table.column(name).to_numpy().astype(dtype, copy=False))
+                for name, dtype in _COLUMNS.items()
+            }
+            plan = cls(
+                revision=metadata["revision"],
+                policy=metadata["policy"],
+                summary=PlanSummary(**metadata["summary"]),
+                progress=frozen(np.array(metadata["progress"], dtype=np.float64)),
+                planned_density=frozen(np.array(metadata["planned_density"], dtype=np.float64)),
+                **columns,
+            )
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise PlanError(f"The bytes are no plan ({type(error).__name__}); plan the job again.") from error
+        plan.check_integrity()
+        return plan
+
+
+def planned_density_at(plan: Plan, share: float) -> float | None:
+    """Returns the plan's simulated density at a share of finished work, 0 to 1, between its points by line.
+
+    None where nothing was simulated.
+    """
+    if not len(plan.progress):
+        return None
+    return float(np.interp(share, plan.progress, plan.planned_density))
+
+
+def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Makes the array read-only, in place, and returns it."""
+    array.flags.writeable = False
+    return array
+
+
+def _require(holds: bool, fault: str) -> None:
+    if not holds:
+        raise PlanError(f"The plan is damaged ({fault}); plan the job again.")
