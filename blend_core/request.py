@@ -58,7 +58,8 @@ class RequestArrays:
     Attributes:
         seq: `(num_requests,)` int64, unique.
         token_ids: `(num_prompt_tokens_in_total,)` int32, the prompts one after the other.
-        offsets: `(num_requests + 1,)` int64; prompt `i` is `token_ids[offsets[i]:offsets[i + 1]]`, never empty.
+        offsets: `(num_requests + 1,)` int64; prompt `i` is `token_ids[offsets[i]:offsets[i + 1]]`, never
+            empty.
         min_tokens: `(num_requests,)` int32. Equal to `max_tokens` where the output length is preset.
         max_tokens: `(num_requests,)` int32, at least 1.
     """
@@ -76,3 +77,17 @@ class RequestArrays:
     def num_prompt_tokens(self) -> npt.NDArray[np.int64]:
         """`(num_requests,)` prompt tokens of each request."""
         return np.diff(self.offsets)
+
+    def take(self, indices: npt.NDArray[np.int64]) -> "RequestArrays":
+        """Returns a copy with the named rows only, in the order of `indices`. Does not mutate."""
+        starts, ends = self.offsets[indices], self.offsets[indices + 1]
+        offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+        np.cumsum(ends - starts, out=offsets[1:])
+        prompts = [self.token_ids[start:end] for start, end in zip(starts, ends, strict=True)]
+        return RequestArrays(
+            seq=self.seq[indices],
+            token_ids=np.concatenate(prompts) if prompts else np.empty(0, dtype=np.int32),
+            offsets=offsets,
+            min_tokens=self.min_tokens[indices],
+            max_tokens=self.max_tokens[indices],
+        )
