@@ -1,0 +1,245 @@
+"""One line of an OpenAI Batch file to a `Draft`, or to a `RequestError` that says what is wrong with it."""
+
+import json
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from blend_core.errors import RequestError, RequestErrorCode
+from blend_core.request import SamplingParams
+from flows.ingest.draft import Draft, Endpoint
+from flows.ingest.fields import RULES_BY_ENDPOINT, Effect
+from flows.ingest.prompts import quoted
+from flows.ingest.values import invalid_value
+
+MAX_CUSTOM_ID_CHARS = 512
+"""Longest `custom_id`: OpenAI's own limit is shorter; an index entry of Postgres holds this one."""
+
+_ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
+_LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class ParseOptions:
+    """What parsing needs to know of the job.
+
+    Attributes:
+        model: the job's model.
+        strict_model: a request that asks for another model is at fault.
+        default_max_tokens: of a request that does not say.
+        max_line_bytes: longest line that is read.
+    """
+
+    model: str
+    strict_model: bool = False
+    default_max_tokens: int = 256
+    max_line_bytes: int = 8 << 20
+
+
+def is_blank(line: bytes) -> bool:
+    """Whether a line holds nothing: such lines are skipped and not counted."""
+    return (
+        not line
+        or line.isspace()
+        or line.removeprefix(_BYTE_ORDER_MARK).isspace()
+        or line == _BYTE_ORDER_MARK
+    )
+
+
+def parse_line(line: bytes, options: ParseOptions) -> Draft:
+    """Parse and validate one non-blank line.
+
+    Args:
+        line: without its line end; a carriage return and a byte order mark do not disturb. Of a line over
+            the limit only the beginning need be there, as long as it is over the limit itself.
+        options: of the job.
+
+    Raises:
+        RequestError: what is wrong; `ids` hold `custom_id`, `endpoint` and `model` as far as they are valid.
+    """
+    if len(line) > options.max_line_bytes:
+        raise RequestError(
+            f"The line is longer than {options.max_line_bytes} bytes.", RequestErrorCode.LINE_TOO_LONG
+        )
+    fields = _decode_object(line)
+    known: dict[str, str | int] = {}
+    try:
+        custom_id = check_custom_id(fields.get("custom_id"))
+        known["custom_id"] = custom_id
+        endpoint = _check_envelope(fields)
+        known["endpoint"] = endpoint.value
+        body = fields.get("body")
+        if not isinstance(body, dict):
+            raise RequestError("The line has no `body` that is an object.", RequestErrorCode.INVALID_BODY)
+        values = _read_body(body, endpoint)
+        model = values.get("model")
+        if model is not None:
+            known["model"] = model
+            if options.strict_model and model != options.model:
+                raise RequestError(
+                    f"The request asks for another model than the job's, {options.model}.",
+                    RequestErrorCode.MODEL_MISMATCH,
+                )
+        return _draft(custom_id, endpoint, values, options, line)
+    except RequestError as error:
+        error.ids.update(known)
+        raise
+
+
+def check_custom_id(custom_id: object) -> str:
+    """The `custom_id` as it is, if it may name a request.
+
+    Raises:
+        RequestError: it is missing, no string, empty, too long or has control characters.
+    """
+    if (
+        isinstance(custom_id, str)
+        and 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS
+        and _has_no_control(custom_id)
+    ):
+        return custom_id
+    if custom_id is None:
+        reason = "`custom_id` is missing."
+    elif not isinstance(custom_id, str):
+        reason = "`custom_id` must be a string."
+    elif not custom_id:
+        reason = "`custom_id` is empty."
+    elif len(custom_id) > MAX_CUSTOM_ID_CHARS:
+        reason = f"`custom_id` has {len(custom_id)} characters; at most {MAX_CUSTOM_ID_CHARS} are allowed."
+    else:
+        reason = "`custom_id` has control characters."
+    raise RequestError(reason, RequestErrorCode.INVALID_CUSTOM_ID)
+
+
+def _has_no_control(text: str) -> bool:
+    # Printable is the fast answer for nearly all; spaces of other scripts are not "printable" and yet allowed.
+    return text.isprintable() or not any(unicodedata.category(char) in ("Cc", "Cs") for char in text)
+
+
+def _decode_object(line: bytes) -> dict[str, Any]:
+    try:
+        fields = _decode(line.removeprefix(_BYTE_ORDER_MARK))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _decode_error(line, error) from None
+    if not isinstance(fields, dict):
+        raise RequestError("The line is JSON, but not an object.", RequestErrorCode.NOT_AN_OBJECT)
+    return fields
+
+
+def _decode_error(line: bytes, error: Exception) -> RequestError:
+    if isinstance(error, RecursionError):
+        return RequestError("The line is nested too deeply.", RequestErrorCode.INVALID_JSON)
+    try:
+        line.decode()
+    except UnicodeDecodeError as bad:
+        return RequestError(f"The line is not UTF-8 (byte {bad.start}).", RequestErrorCode.INVALID_ENCODING)
+    if _has_half_surrogates(line):
+        return RequestError(
+            "The line escapes half of a surrogate pair, which is no character.",
+            RequestErrorCode.INVALID_ENCODING,
+        )
+    # msgspec's messages name a place and a kind of fault, never the text.
+    reason = str(error).removeprefix("JSON is malformed: ")
+    return RequestError(f"The line is not JSON: {reason}.", RequestErrorCode.INVALID_JSON)
+
+
+def _has_half_surrogates(line: bytes) -> bool:
+    if not _ESCAPED_SURROGATE.search(line):
+        return False
+    try:
+        json.dumps(json.loads(line), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    except (ValueError, RecursionError):
+        return False
+    return False
+
+
+def _check_envelope(fields: dict[str, Any]) -> Endpoint:
+    method = fields.get("method")
+    if method != "POST":
+        raise RequestError("`method` must be POST.", RequestErrorCode.INVALID_METHOD)
+    url = fields.get("url")
+    endpoint = _ENDPOINTS.get(url) if isinstance(url, str) else None
+    if endpoint is None:
+        if url == "/v1/embeddings":
+            raise RequestError("Embeddings are not supported.", RequestErrorCode.EMBEDDINGS_NOT_SUPPORTED)
+        raise RequestError(
+            f"`url` must be one of {', '.join(_ENDPOINTS)}.", RequestErrorCode.UNSUPPORTED_ENDPOINT
+        )
+    if not fields.keys() <= _LINE_FIELDS:
+        unknown = min(fields.keys() - _LINE_FIELDS)
+        raise RequestError(
+            f"The line has the unknown field {quoted(unknown)}.", RequestErrorCode.UNSUPPORTED_FIELD
+        )
+    return endpoint
+
+
+def _read_body(body: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The values of the fields that have an effect, by name; null counts as absent."""
+    rules = RULES_BY_ENDPOINT[endpoint]
+    values: dict[str, Any] = {}
+    for name, value in body.items():
+        rule = rules.get(name)
+        if rule is None:
+            raise RequestError(
+                f"The body has the field {quoted(name)}, which {endpoint} does not support.",
+                RequestErrorCode.UNSUPPORTED_FIELD,
+            )
+        if value is None:
+            continue
+        read = rule.read(name, value)
+        if rule.effect is Effect.READ:
+            values[name] = read
+    return values
+
+
+def _draft(
+    custom_id: str, endpoint: Endpoint, values: dict[str, Any], options: ParseOptions, line: bytes
+) -> Draft:
+    messages = values.get("messages")
+    prompt = values.get("prompt")
+    if messages is None and prompt is None:
+        field = "messages" if endpoint is Endpoint.CHAT_COMPLETIONS else "prompt"
+        raise RequestError(f"The body has no `{field}`.", RequestErrorCode.NO_PROMPT)
+    return Draft(
+        custom_id=custom_id,
+        endpoint=endpoint,
+        model=values.get("model"),
+        messages=messages,
+        template_kwargs=values.get("chat_template_kwargs", {}),
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=prompt if isinstance(prompt, list) else None,
+        sampling=_sampling(values, options.default_max_tokens),
+        body=line,
+    )
+
+
+def _sampling(values: dict[str, Any], default_max_tokens: int) -> SamplingParams:
+    max_tokens = values.get("max_tokens")
+    newer_name = values.get("max_completion_tokens")
+    if max_tokens is not None and newer_name is not None and max_tokens != newer_name:
+        raise RequestError(
+            "`max_tokens` and `max_completion_tokens` differ; give one of them.",
+            RequestErrorCode.INVALID_MAX_TOKENS,
+        )
+    max_tokens = max_tokens or newer_name or default_max_tokens
+    min_tokens = values.get("min_tokens", 0)
+    if min_tokens > max_tokens:
+        raise invalid_value(f"`min_tokens` is more than the {max_tokens} of `max_tokens`.")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=values.get("temperature", 1.0),
+        top_p=values.get("top_p", 1.0),
+        top_k=values.get("top_k", 0),
+        seed=values.get("seed"),
+        stop=values.get("stop", ()),
+        ignore_eos=values.get("ignore_eos", False),
+    )

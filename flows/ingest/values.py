@@ -1,0 +1,94 @@
+"""Readers of single values of a body: right type and range, or a `RequestError` that names the field.
+
+JSON's `true` is never a number here, and a whole number written as `1.0` is not an integer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from blend_core.errors import RequestError, RequestErrorCode
+
+_MAX_MODEL_CHARS = 512
+_MAX_STOP_STRINGS = 4
+_MAX_TOKENS = 2**31 - 1
+
+
+def invalid_value(message: str) -> RequestError:
+    """The error of a value that has the wrong type or lies out of range."""
+    return RequestError(message, RequestErrorCode.INVALID_VALUE)
+
+
+def read_model(name: str, value: object) -> str:
+    """The name of a model."""
+    if not isinstance(value, str) or len(value) > _MAX_MODEL_CHARS:
+        raise invalid_value(f"`{name}` must be a string of at most {_MAX_MODEL_CHARS} characters.")
+    return value
+
+
+def read_bool(name: str, value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise invalid_value(f"`{name}` must be true or false.")
+    return value
+
+
+def read_object(name: str, value: object) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        raise invalid_value(f"`{name}` must be an object.")
+    return value
+
+
+def read_int(low: int, high: int) -> Callable[[str, object], int]:
+    """A reader of integers from `low` to `high`."""
+
+    def read(name: str, value: object) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise invalid_value(f"`{name}` must be an integer from {low} to {high}.")
+        return value
+
+    return read
+
+
+def read_number(low: float, high: float) -> Callable[[str, object], float]:
+    """A reader of numbers from `low` to `high`."""
+
+    def read(name: str, value: object) -> float:
+        if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
+            raise invalid_value(f"`{name}` must be a number from {low:g} to {high:g}.")
+        return float(value)  # type: ignore[arg-type]
+
+    return read
+
+
+def read_top_p(name: str, value: object) -> float:
+    """A nucleus mass: above 0, at most 1."""
+    mass = read_number(0.0, 1.0)(name, value)
+    if mass == 0.0:
+        raise invalid_value(f"`{name}` must be above 0.")
+    return mass
+
+
+def read_top_k(name: str, value: object) -> int:
+    """A number of candidates; -1 means all of them, as 0 does."""
+    return max(read_int(-1, 2**31 - 1)(name, value), 0)
+
+
+def read_max_tokens(name: str, value: object) -> int:
+    """An upper bound of output tokens, at least 1."""
+    if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
+        raise RequestError(
+            f"`{name}` must be an integer from 1 to {_MAX_TOKENS}; leave it out for the job's default.",
+            RequestErrorCode.INVALID_MAX_TOKENS,
+        )
+    return value
+
+
+def read_stop(name: str, value: object) -> tuple[str, ...]:
+    """One stop string or a list of up to four."""
+    strings = [value] if isinstance(value, str) else value
+    if not isinstance(strings, list) or not all(isinstance(one, str) and one for one in strings):
+        raise invalid_value(f"`{name}` must be a string or a list of strings, none of them empty.")
+    if len(strings) > _MAX_STOP_STRINGS:
+        raise invalid_value(f"`{name}` has {len(strings)} strings; at most {_MAX_STOP_STRINGS} are allowed.")
+    return tuple(strings)
