@@ -41,7 +41,7 @@ class PrefectService:
         return self._config.prefect_api_url
 
     def launch(self) -> None:
-        """Start it without the settings of the caller's Prefect: it must not serve another project's database."""
+        """Start it without the settings of the caller's Prefect: it must not serve another's database."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         database = self._prefect_home / "prefect.db"
         self.process.launch(
@@ -159,7 +159,7 @@ class ServeService:
 
 
 def _call(port: int, method: str, path: str, body: object = None) -> object:
-    """The JSON answer of the embedded server; None where there is no good one. Asks past any configured proxy."""
+    """The JSON answer of the embedded server, asked past any proxy; None where there is no good one."""
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request(
