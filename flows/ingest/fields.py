@@ -116,7 +116,6 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         _CHAT,
         "the same; equal to `max_tokens` where both are given",
         read_max_tokens,
-        read_model,
     ),
     _read("min_tokens", _BOTH, "an integer from 0, at most `max_tokens`", read_int(0, 2**31 - 1)),
     _read("temperature", _BOTH, "a number from 0 to 2; 1 if absent", read_number(0.0, 2.0)),

@@ -118,7 +118,7 @@ def check_custom_id(custom_id: object) -> str:
 
 
 def _has_no_control(text: str) -> bool:
-    # Printable is the fast answer for nearly all; spaces of other scripts are not "printable" and yet allowed.
+    # Printable is the fast answer for nearly all; spaces of other scripts are not "printable", yet allowed.
     return text.isprintable() or not any(unicodedata.category(char) in ("Cc", "Cs") for char in text)
 
 
