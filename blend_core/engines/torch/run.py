@@ -1,0 +1,251 @@
+"""One run: requests from a source, step by step, events as they happen."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from blend_core.engines.base import (
+    EngineEvent,
+    EngineInfo,
+    RequestFailed,
+    RequestFinished,
+    RequestSource,
+)
+from blend_core.engines.torch.accounting import StepMeter
+from blend_core.engines.torch.batch import ScheduledRows, build_batch
+from blend_core.engines.torch.executor import Executor
+from blend_core.engines.torch.sampler import sample
+from blend_core.engines.torch.scheduler import ScheduledStep, Scheduler
+from blend_core.engines.torch.sequence import AnswerRules, Sequence
+from blend_core.engines.windows import WindowAccumulator
+from blend_core.errors import EngineError, RequestErrorCode
+from blend_core.policies.factory import make_policy
+from blend_core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Where times come from.
+
+    Attributes:
+        now: seconds since the epoch.
+        elapsed: seconds of a clock that never jumps, for durations.
+    """
+
+    now: Callable[[], float]
+    elapsed: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What a run needs of an opened engine.
+
+    Attributes:
+        info: as given to the engine's user.
+        rules: of every answer.
+        executor: runs the steps.
+        device: of the tensors.
+        dtype: of the tensors.
+        policy: name of the admission policy.
+    """
+
+    info: EngineInfo
+    rules: AnswerRules
+    executor: Executor
+    device: torch.device
+    dtype: torch.dtype
+    policy: str
+
+
+class Run:
+    """Works through a source. The KV cache's blocks all belong to it while it lasts."""
+
+    def __init__(self, model: LoadedModel, source: RequestSource, clocks: Clocks) -> None:
+        """Takes the source's plan and makes the policy over it."""
+        plan = source.plan()
+        limits = model.info.limits
+        self._model = model
+        self._source = source
+        self._clocks = clocks
+        self._limits = limits
+        self._policy = make_policy(model.policy, plan, limits)
+        self._scheduler = Scheduler(self._policy, limits, clocks.now)
+        self._scheduler.set_revision(plan.revision)
+        self._revision = plan.revision
+        self._windows = WindowAccumulator(
+            model.info.model, model.info.device, plan.revision, overlap=model.executor.overlap
+        )
+        # Fetched in bulk when a look-ahead of one full batch is no longer at hand.
+        self._look_ahead = limits.max_num_seqs
+        self._fetch_size = 4 * limits.max_num_seqs
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """For checks of its integrity."""
+        return self._scheduler
+
+    def events(self) -> Iterator[EngineEvent]:
+        """Runs until no request is left.
+
+        Raises:
+            EngineError: the policy admits nothing although requests wait and none is in flight.
+        """
+        while True:
+            self._drop_withdrawn()
+            yield from self._take_revision()
+            yield from self._fetch()
+            if not self._policy.num_waiting and not self._scheduler.num_running:
+                break
+            yield from self._step()
+        window = self._windows.flush()
+        if window is not None:
+            yield window
+
+    def _drop_withdrawn(self) -> None:
+        for seq in self._source.withdrawn():
+            self._scheduler.drop(seq)
+
+    def _take_revision(self) -> Iterator[EngineEvent]:
+        plan = self._source.revision()
+        if plan is None:
+            return
+        window = self._windows.revise(plan.revision)
+        if window is not None:
+            yield window
+        self._policy.revise(plan)
+        self._revision = plan.revision
+        self._scheduler.set_revision(plan.revision)
+        self._scheduler.keep_only(set(self._policy.upcoming(self._fetch_size)))
+
+    def _fetch(self) -> Iterator[EngineEvent]:
+        """Brings the requests that are due soon within reach; those that cannot run at all fail here."""
+        if all(self._scheduler.knows(seq) for seq in self._policy.upcoming(self._look_ahead)):
+            return
+        missing = [seq for seq in self._policy.upcoming(self._fetch_size) if not self._scheduler.knows(seq)]
+        requests = self._source.fetch(missing)
+        if [request.seq for request in requests] != missing:
+            raise EngineError(
+                "The source did not return the requests that were asked for; run the job again."
+            )
+        for request in requests:
+            problem = self._problem(request)
+            if problem is None:
+                self._scheduler.add(Sequence(request, self._model.rules))
+            else:
+                yield self._failed(request.seq, *problem)
+
+    def _problem(self, request: Request) -> tuple[RequestErrorCode, str] | None:
+        """Why a request can never run."""
+        token_ids, max_model_len = request.prompt_token_ids, self._model.rules.max_model_len
+        vocab_size = self._model.info.model.vocab_size
+        if not len(token_ids):
+            return RequestErrorCode.EMPTY_PROMPT, "The prompt has no tokens."
+        if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+            return (
+                RequestErrorCode.TOKEN_OUT_OF_VOCABULARY,
+                f"The prompt holds a token id outside the model's vocabulary of {vocab_size}.",
+            )
+        if len(token_ids) >= max_model_len:
+            return (
+                RequestErrorCode.PROMPT_TOO_LONG,
+                f"The prompt has {len(token_ids)} tokens; the model takes at most {max_model_len - 1}.",
+            )
+        # The last token of an answer is never read, so it needs no KV.
+        num_tokens = min(len(token_ids) + request.sampling.max_tokens, max_model_len) - 1
+        capacity = self._limits.num_blocks * self._limits.block_size
+        if num_tokens > capacity:
+            return (
+                RequestErrorCode.REQUEST_TOO_LARGE,
+                f"Prompt and max_tokens need {num_tokens} tokens of KV cache, which holds {capacity}; "
+                "lower max_tokens or give the engine more KV cache.",
+            )
+        return None
+
+    def _step(self) -> Iterator[EngineEvent]:
+        started_at, start = self._clocks.now(), self._clocks.elapsed()
+        step = self._scheduler.schedule()
+        if not step.decodes and not step.prefills:
+            raise EngineError(
+                f"Policy {self._model.policy} admits none of {self._policy.num_waiting} waiting requests although "
+                "nothing runs; choose another policy and report this."
+            )
+        meter = StepMeter(self._scheduler, step, started_at)
+        sampling, tokens = self._compute(step)
+        ended = self._settle(step, sampling, tokens)
+        window = self._windows.add(meter.record(self._clocks.elapsed() - start, len(ended)))
+        yield from ended
+        if window is not None:
+            yield window
+
+    def _compute(self, step: ScheduledStep) -> tuple[list[Sequence], list[int]]:
+        """One forward pass; returns the requests that got a token, and the tokens."""
+        decodes = [_rows(sequence, 1) for sequence in step.decodes]
+        prefills = [_rows(sequence, num_tokens) for sequence, num_tokens in step.prefills]
+        model = self._model
+        batch = build_batch(decodes, prefills, self._limits.block_size, model.device, model.dtype)
+        logits = model.executor.execute(batch)
+        sampling = step.decodes + [
+            sequence for (sequence, _), rows in zip(step.prefills, prefills, strict=True) if rows.samples
+        ]
+        if not sampling:
+            return [], []
+        return sampling, sample(logits, [sequence.sampled_row() for sequence in sampling])
+
+    def _settle(self, step: ScheduledStep, sampling: list[Sequence], tokens: list[int]) -> list[EngineEvent]:
+        """Takes the tokens, tells the policy, and returns the events of the requests that ended."""
+        for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.prefills]:
+            sequence.num_computed_tokens += num_tokens
+            sequence.num_once_computed_tokens = max(
+                sequence.num_once_computed_tokens, sequence.num_computed_tokens
+            )
+        for sequence in sampling:
+            if not sequence.is_decoding:
+                sequence.is_decoding = True
+                self._policy.decoding(sequence.seq)
+        self._policy.advanced(1)
+        ended: list[EngineEvent] = []
+        for sequence, token_id in zip(sampling, tokens, strict=True):
+            event = self._take(sequence, token_id)
+            if event is not None:
+                ended.append(event)
+        return ended
+
+    def _take(self, sequence: Sequence, token_id: int) -> EngineEvent | None:
+        try:
+            ending = sequence.take(token_id)
+        except Exception as error:  # whatever its tokenizer raises is this request's fault alone
+            return self._failed(
+                sequence.seq,
+                RequestErrorCode.ENGINE_FAILED,
+                f"The answer could not be decoded ({type(error).__name__}).",
+            )
+        if ending is None:
+            return None
+        self._scheduler.drop(sequence.seq)
+        now = self._clocks.now()
+        return RequestFinished(
+            seq=sequence.seq,
+            revision=sequence.revision,
+            output_text=ending.text,
+            output_token_ids=tuple(sequence.output_token_ids),
+            finish_reason=ending.finish_reason,
+            num_prompt_tokens=sequence.request.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            started_at=now if sequence.started_at is None else sequence.started_at,
+            finished_at=now,
+        )
+
+    def _failed(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
+        self._scheduler.drop(seq)
+        return RequestFailed(seq, self._revision, code, message, self._clocks.now())
+
+
+def _rows(sequence: Sequence, num_tokens: int) -> ScheduledRows:
+    start = sequence.num_computed_tokens
+    return ScheduledRows(
+        token_ids=sequence.token_ids[start : start + num_tokens],
+        num_computed_tokens=start,
+        block_ids=sequence.block_ids,
+        samples=start + num_tokens == len(sequence.token_ids),
+    )
