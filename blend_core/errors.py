@@ -12,6 +12,7 @@
     ├── StorageError            the database or the object store refused
     │   ├── StorageUnavailableError     (retryable) it did not answer
     │   └── StaleRunError               the run no longer owns its job
+    ├── RunInterruptedError     (retryable) the process was told to end in mid-run; the job can be continued
     └── ServiceError            an embedded service cannot be started, found or stopped
 
 Messages say what to do next, carry ids and never payloads: no prompt, no secret. Every error survives pickling,
@@ -144,6 +145,12 @@ class StorageUnavailableError(StorageError):
 
 class StaleRunError(StorageError):
     """The run no longer owns its job; its writes are refused."""
+
+
+class RunInterruptedError(BlendError):
+    """The process was told to end in mid-run; the next run continues the job."""
+
+    retryable = True
 
 
 class ServiceError(BlendError):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
-from blend_core.plan import Plan
+from blend_core.plan import Plan, frozen
 from blend_core.request import Request
 
 FetchRequests = Callable[[Sequence[int]], Sequence[Request]]
@@ -102,8 +102,9 @@ def pending_part(plan: Plan, pending: Sequence[int]) -> Plan:
 def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
     """The plan with only the rows where `keep` is true; `plan` itself is not changed.
 
-    The summary stays that of the whole plan. What a request shares with the one before it in the part is the
-    least of what was shared along the rows between them: a lower bound in any order, exact depth first.
+    The summary counts the part; its other figures stay those of the whole plan. What a request shares with the
+    one before it in the part is the least of what was shared along the rows between them: a lower bound in any
+    order, exact depth first.
 
     Args:
         plan: the plan.
@@ -112,14 +113,17 @@ def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
     if keep.all():
         return plan
     kept = np.flatnonzero(keep)
-    part = replace(
+    num_prompt_tokens = plan.num_prompt_tokens[kept]
+    return replace(
         plan,
-        num_shared_tokens=_shared_along(plan.num_shared_tokens, kept),
-        **{name: getattr(plan, name)[kept] for name in _ROW_ARRAYS},
+        summary=replace(
+            plan.summary,
+            num_requests=len(kept),
+            num_prompt_tokens=int(num_prompt_tokens.sum(dtype=np.int64)),
+        ),
+        num_shared_tokens=frozen(_shared_along(plan.num_shared_tokens, kept)),
+        **{name: frozen(getattr(plan, name)[kept]) for name in _ROW_ARRAYS},
     )
-    for name in ("num_shared_tokens", *_ROW_ARRAYS):
-        getattr(part, name).flags.writeable = False
-    return part
 
 
 _ROW_ARRAYS = (

@@ -1,9 +1,47 @@
-"""Runs a job to its end in this process: every stage in turn, with Prefect neither needed nor asked."""
+"""Runs a job to its end: every stage in turn, in this process, with Prefect neither needed nor asked.
 
+The Prefect flow runs the very same stages; it only puts each of them into a task.
+"""
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
 
+from blend_core.errors import (
+    BlendError,
+    ConfigurationError,
+    RunInterruptedError,
+    SourceError,
+    StaleRunError,
+    StorageError,
+)
+from flows.job_spec import BatchJobSpec, parse_job
 from flows.progress import Progress
+from flows.run_lease import LEASE_S, RunLease
+from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job
+from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
+from storage import jobs
+from storage.jobs import Job, JobStatus, close_pending, get_job, request_cancel, set_job_status
+from storage.request_shards import RequestShards
+from storage.results import counts
+from storage.runs import Run, RunStatus, finish_run, stale_run, start_run
+
+logger = logging.getLogger(__name__)
+
+ENGINE_NAME = "torch"
+
+
+class StageRunner(Protocol):
+    """How a stage is called: directly, or as a Prefect task."""
+
+    def __call__(self, name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
+        """Calls `stage(context)` and returns what it returns; its errors pass through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +73,241 @@ class JobOutcome:
     duration_s: float
 
 
+def create_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None = None) -> str:
+    """Writes a job down for a later run and returns its id; the same key again returns the same job.
+
+    Raises:
+        StorageError: the database refused.
+    """
+    return jobs.create_job(
+        wiring.database,
+        name=spec.name,
+        model=spec.model,
+        spec=spec.model_dump(mode="json"),
+        completion_window_s=spec.completion_window_hours * 3600.0,
+        idempotency_key=idempotency_key,
+    )
+
+
 def run_job(wiring: Wiring, job_id: str, progress: Progress) -> JobOutcome:
     """Runs an existing job to its end, or continues it where an earlier run stopped.
 
-    Stages that are complete are not repeated and what has a result is never run twice. SIGINT and SIGTERM cancel
-    the job when this runs in the main thread: what has finished is kept and exported.
+    Stages that are complete are not repeated and what has a result is never run twice. A job that has ended is left
+    as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept and exported.
+    SIGTERM stops the run and leaves the job to be continued.
 
     Raises:
-        ConfigurationError: the job does not exist, its model is unknown, or none of its sources can be read.
-        BlendError: the run failed; the job stays resumable (`blend run --job ID` continues it).
+        ConfigurationError: the job does not exist, or it cannot run as it was submitted; it is failed then.
+        RunInterruptedError: SIGTERM came; run the job again to continue it.
+        BlendError: the run failed; run the job again to continue it.
     """
-    raise NotImplementedError
+    stop = StopSignal()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop.request(StopReason.CANCELLED if number is signal.SIGINT else StopReason.INTERRUPTED)
+
+    with stopped_by_signals(on_signal):
+        return run_stages(wiring, job_id, progress, stop, _call_stage)
+
+
+def _call_stage(name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
+    return stage(context)
+
+
+def cancel_job(wiring: Wiring, job_id: str, progress: Progress) -> JobStatus:
+    """Cancels a job and returns its state after that.
+
+    A run that executes it somewhere sees that within seconds and ends the job; where nothing runs, the job is ended
+    here, with what it has exported. A job that has ended stays as it is.
+
+    Raises:
+        StorageError: there is no such job.
+    """
+    status = request_cancel(wiring.database, job_id)
+    if status is JobStatus.CANCELLING:
+        stop = StopSignal()
+        stop.request(StopReason.CANCELLED)
+        try:
+            run_stages(wiring, job_id, progress, stop, _call_stage, wait_for_lease=False)
+        except StorageError as error:
+            if "lease_left_s" not in error.ids:
+                raise
+    return get_job(wiring.database, job_id).status
+
+
+def run_stages(
+    wiring: Wiring,
+    job_id: str,
+    progress: Progress,
+    stop: StopSignal,
+    run_stage: StageRunner,
+    *,
+    wait_for_lease: bool = True,
+) -> JobOutcome:
+    """Takes a job and runs its stages, each called through `run_stage`; see `run_job`.
+
+    Args:
+        wiring: the parts of this process.
+        job_id: the job.
+        progress: where to report to.
+        stop: ends the run early.
+        run_stage: calls a stage.
+        wait_for_lease: wait for the lease of a run that died; else raise `StorageError` at once.
+    """
+    started_s = time.monotonic()
+    job = get_job(wiring.database, job_id)
+    if not job.status.is_end:
+        spec = parse_job(job.spec, origin=f"Job {job_id}")
+        run = _take_job(wiring, job, spec, progress, stop, wait_for_lease)
+        with _held(wiring, job, run, stop), RequestShards(wiring.objects, job_id) as requests:
+            context = JobContext(wiring, spec, run, stop, progress, requests)
+            _run_stages(context, run_stage)
+    return _outcome(wiring, job_id, time.monotonic() - started_s)
+
+
+def _take_job(
+    wiring: Wiring,
+    job: Job,
+    spec: BatchJobSpec,
+    progress: Progress,
+    stop: StopSignal,
+    wait_for_lease: bool,
+) -> Run:
+    """Starts a run. The lease of a run that died is waited for; one that is renewed meanwhile means it lives."""
+    deadline_s = time.monotonic() + LEASE_S + 5.0
+    told = False
+    while True:
+        try:
+            return start_run(
+                wiring.database,
+                job.job_id,
+                engine=ENGINE_NAME,
+                policy=spec.options.policy.value,
+                details={},
+                lease_s=LEASE_S,
+            )
+        except StorageError as error:
+            left_s = error.ids.get("lease_left_s")
+            if not isinstance(left_s, int) or not wait_for_lease or time.monotonic() + left_s > deadline_s:
+                raise
+            if not told:
+                progress.note(f"{error} Waiting {left_s} s for it.")
+                told = True
+            if stop.wait(min(float(left_s), 1.0)) and stop.reason is StopReason.INTERRUPTED:
+                raise RunInterruptedError(
+                    f"The process was told to end before it ran job {job.job_id}; run it again.",
+                    job_id=job.job_id,
+                ) from None
+
+
+@contextmanager
+def _held(wiring: Wiring, job: Job, run: Run, stop: StopSignal) -> Iterator[None]:
+    """Keeps the run's lease and writes down how the run ended."""
+    database = wiring.database
+    try:
+        with RunLease(
+            database, run, stop, expires_at=job.expires_at, clock=lambda: datetime.now(tz=UTC)
+        ) as lease:
+            lease.check()
+            yield
+    except StaleRunError:
+        # The run belongs to no one any more; there is nothing to write down.
+        raise
+    except RunInterruptedError as error:
+        finish_run(database, run, RunStatus.CANCELLED, error_message=str(error))
+        raise
+    except BlendError as error:
+        finish_run(database, run, RunStatus.FAILED, error_message=str(error))
+        raise
+    except BaseException as error:
+        # The message of a foreign error may quote a prompt; its kind is enough here, the log has the rest.
+        finish_run(database, run, RunStatus.FAILED, error_message=f"Unexpected {type(error).__name__}.")
+        raise
+    finish_run(database, run, RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED)
+
+
+def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
+    database, job_id = context.wiring.database, context.job_id
+    _ingest(context, run_stage)
+    if context.stop.reason is None and counts(database, job_id).pending:
+        set_job_status(database, job_id, JobStatus.IN_PROGRESS)
+        _run_stage("plan", "orders the requests", plan_job, context, run_stage)
+        if context.stop.reason is None:
+            _run_stage("infer", f"runs {context.spec.model}", infer_job, context, run_stage)
+    end = _settle(context)
+    _run_stage("export", "writes output objects", export_job, context, run_stage)
+    set_job_status(database, job_id, end)
+    _run_stage("report", "reconciles the counts", report_job, context, run_stage)
+
+
+def _run_stage(
+    name: str,
+    detail: str,
+    stage: Callable[[JobContext], str],
+    context: JobContext,
+    run_stage: StageRunner,
+) -> None:
+    context.progress.stage_started(name, detail)
+    context.progress.stage_finished(name, run_stage(name, stage, context))
+
+
+def _ingest(context: JobContext, run_stage: StageRunner) -> None:
+    """Reads the sources unless an earlier run has; a job that cannot run as it was submitted is failed."""
+    database, job_id = context.wiring.database, context.job_id
+    job = get_job(database, job_id)
+    if job.status is JobStatus.CANCELLING:
+        context.stop.request(StopReason.CANCELLED)
+    if context.stop.reason is not None:
+        return
+    try:
+        context.wiring.models.resolve(context.spec.model)
+        if job.ingested_at is None:
+            _run_stage("ingest", "reads and checks the sources", ingest_job, context, run_stage)
+    except (ConfigurationError, SourceError) as error:
+        if not error.retryable:
+            set_job_status(database, job_id, JobStatus.FAILED, error_message=str(error))
+        raise
+
+
+def _settle(context: JobContext) -> JobStatus:
+    """Gives every request a result and returns the end state that the job is on its way to.
+
+    Raises:
+        StaleRunError: another run took the job over; nothing more is written.
+        RunInterruptedError: the process was told to end; what is pending stays pending.
+    """
+    database, job_id = context.wiring.database, context.job_id
+    reason = context.stop.reason
+    if reason is StopReason.LOST:
+        raise stale_run(context.run)
+    if reason is StopReason.INTERRUPTED:
+        raise RunInterruptedError(
+            f"The process was told to end; job {job_id} keeps its results, and running it again continues it.",
+            job_id=job_id,
+        )
+    # A cancellation that came when the last request had just finished is one all the same.
+    if reason is StopReason.CANCELLED or get_job(database, job_id).status is JobStatus.CANCELLING:
+        request_cancel(database, job_id)
+        close_pending(database, job_id, JobStatus.CANCELLED)
+        return JobStatus.CANCELLED
+    if reason is StopReason.EXPIRED:
+        close_pending(database, job_id, JobStatus.EXPIRED)
+        return JobStatus.EXPIRED
+    set_job_status(database, job_id, JobStatus.FINALIZING)
+    return JobStatus.COMPLETED
+
+
+def _outcome(wiring: Wiring, job_id: str, duration_s: float) -> JobOutcome:
+    job = get_job(wiring.database, job_id)
+    return JobOutcome(
+        job_id=job_id,
+        status=job.status.value,
+        total=job.num_total,
+        succeeded=job.num_succeeded,
+        errored=job.num_errored,
+        expired=job.num_expired,
+        cancelled=job.num_cancelled,
+        output_uris=() if job.output_uri is None else (job.output_uri,),
+        error_uris=() if job.error_uri is None else (job.error_uri,),
+        duration_s=duration_s,
+    )

@@ -1,0 +1,72 @@
+"""Why a run stops before its job is done, who may ask for it, and how the stages learn of it."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from types import FrameType
+
+
+class StopReason(StrEnum):
+    """Why a run stops early. The first reason given counts."""
+
+    CANCELLED = "cancelled"
+    """The job was cancelled: what has no result becomes `cancelled`."""
+    EXPIRED = "expired"
+    """The completion window closed: what has no result becomes `expired`."""
+    INTERRUPTED = "interrupted"
+    """The process was told to end: nothing is written off, the next run continues the job."""
+    LOST = "lost"
+    """Another run took the job over: this one must not write any more."""
+
+
+class StopSignal:
+    """Tells the stages of one run to stop. Any thread or signal handler may set it; it is never unset."""
+
+    __slots__ = ("_event", "_reason")
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._reason: StopReason | None = None
+
+    @property
+    def reason(self) -> StopReason | None:
+        """Why to stop, or None to go on. Cheap."""
+        return self._reason
+
+    def request(self, reason: StopReason) -> None:
+        """Asks the run to stop; a later reason changes nothing."""
+        if self._reason is None:
+            self._reason = reason
+            self._event.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleeps until a stop is asked for or the time is over; returns whether to stop."""
+        return self._event.wait(timeout_s)
+
+
+@contextmanager
+def stopped_by_signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+    """Calls `on_signal` at the first SIGINT or SIGTERM; a second one ends the process the usual way.
+
+    Outside of the main thread, where Python allows no signal handlers, nothing is installed. Earlier handlers are
+    put back at the end.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_DFL if each == signal.SIGTERM else signal.default_int_handler)
+        on_signal(signal.Signals(number))
+
+    for number in previous:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
