@@ -1,0 +1,166 @@
+"""From requests to a plan: estimate, order, and say what the order promises."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.errors import ConfigurationError, PlanError
+from blend_core.output_length import OutputLengths, choose_samples, estimate_output_lengths
+from blend_core.performance import compute_density, compute_s, memory_s, practical_optimum_s
+from blend_core.plan import Plan, PlanSummary, frozen
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree, shared_with_previous
+from blend_core.request import RequestArrays
+from blend_core.specs import DeviceProfile, ModelSpec
+from blend_core.transform import order_by_density
+
+PLANNED_POLICIES: Final = ("fcfs", "dfs", "random", "dual_scan")
+"""Policies that `build_plan` knows an order for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanConfig:
+    """How to plan.
+
+    Attributes:
+        policy: one of `PLANNED_POLICIES`.
+        block_size: tokens of a KV block of the engine that will run the plan.
+        seed: of the random order and of the choice of samples.
+        sample_fraction: share of the requests of hidden length that run first; 0 for none.
+        sharing_kept: share of the achievable prefix sharing that the order keeps, 0 to 1.
+    """
+
+    policy: str
+    block_size: int
+    seed: int = 0
+    sample_fraction: float = 0.01
+    sharing_kept: float = 0.99
+
+    def __post_init__(self) -> None:
+        if self.policy not in PLANNED_POLICIES:
+            raise ConfigurationError(
+                f"There is no policy {self.policy!r} to plan for; use one of {', '.join(PLANNED_POLICIES)}."
+            )
+        if self.block_size < 1:
+            raise ConfigurationError("block_size must be at least 1; give the engine's.")
+        if not (0 <= self.sample_fraction <= 1 and 0 <= self.sharing_kept <= 1):
+            raise ConfigurationError("sample_fraction and sharing_kept are shares; give them from 0 to 1.")
+
+
+def build_plan(
+    requests: RequestArrays,
+    model: ModelSpec,
+    device: DeviceProfile,
+    config: PlanConfig,
+    samples: Mapping[int, int] | None = None,
+    revision: int = 0,
+) -> Plan:
+    """Plans the requests. Deterministic: rows in another order give the same plan, byte for byte.
+
+    A request that `samples` names has its answer already: it informs the estimates of its neighbours in the
+    tree and is not in the plan. So for a revision pass the unfinished requests together with the sampled
+    ones; samples whose requests are left out count for the job as a whole only.
+
+    Where lengths are hidden and there are no samples, a plan for `dual_scan` marks the requests to sample as
+    `lead`; they stay at their place in the order. The plan is not simulated: `progress`, `planned_density`
+    and `estimated_duration_s` are empty.
+
+    Args:
+        requests: prompts and bounds; not mutated.
+        model: the model to plan for.
+        device: the device to plan for.
+        config: policy and options.
+        samples: output tokens of finished requests by `seq`.
+        revision: number of the plan.
+
+    Raises:
+        PlanError: there is nothing to plan.
+    """
+    tree = build_prefix_tree(requests, config.block_size)
+    lengths = estimate_output_lengths(requests, tree, samples)
+    if samples:
+        finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))
+        if finished.any():
+            kept = np.flatnonzero(~finished)
+            requests, lengths = requests.take(kept), lengths.take(kept)
+            tree = build_prefix_tree(requests, config.block_size)
+    if len(requests) == 0:
+        raise PlanError("No request is left to plan; there is nothing to run.")
+
+    order = _planned_order(requests, tree, lengths, model, device, config)
+    lead = np.zeros(len(requests), dtype=np.bool_)
+    if config.policy == "dual_scan" and not samples:
+        hidden = ~lengths.known[tree.leaf_row]
+        lead = np.isin(requests.seq, choose_samples(tree, hidden, config.sample_fraction, config.seed))
+
+    prompt = requests.num_prompt_tokens[order]
+    shared = shared_with_previous(requests, order, config.block_size)
+    mean, second_moment = lengths.mean[order], lengths.second_moment[order]
+    memory = memory_s(model, device, prompt, mean, second_moment)
+    return Plan(
+        revision=revision,
+        policy=config.policy,
+        summary=_summary(tree, lengths, model, device, shared),
+        seq=frozen(requests.seq[order]),
+        num_prompt_tokens=frozen(prompt.astype(np.int32)),
+        num_shared_tokens=frozen(shared.astype(np.int32)),
+        max_tokens=frozen(requests.max_tokens[order]),
+        estimated_output_tokens=frozen(mean),
+        estimated_output_tokens_sq=frozen(second_moment),
+        compute_s=frozen(compute_s(model, device, prompt, mean, shared)),
+        memory_s=frozen(memory),
+        lead=frozen(lead[order]),
+        progress=frozen(np.empty(0)),
+        planned_density=frozen(np.empty(0)),
+    )
+
+
+def _planned_order(
+    requests: RequestArrays,
+    tree: PrefixTree,
+    lengths: OutputLengths,
+    model: ModelSpec,
+    device: DeviceProfile,
+    config: PlanConfig,
+) -> npt.NDArray[np.int64]:
+    """Returns `(num_requests,)` rows in planned order."""
+    if config.policy == "dual_scan":
+        leaves = order_by_density(tree, lengths, model, device, config.sharing_kept)
+        return tree.leaf_row[leaves]
+    if config.policy == "dfs":
+        return tree.leaf_row
+    by_seq = np.argsort(requests.seq, kind="stable")
+    if config.policy == "random":
+        return by_seq[np.random.default_rng(config.seed).permutation(len(by_seq))]
+    return by_seq
+
+
+def _summary(
+    tree: PrefixTree,
+    lengths: OutputLengths,
+    model: ModelSpec,
+    device: DeviceProfile,
+    shared: npt.NDArray[np.int64],
+) -> PlanSummary:
+    """Sums up in depth-first order, so that plans for every policy quote the same figures."""
+    prompt = tree.num_prompt_tokens
+    mean, second_moment = lengths.mean[tree.leaf_row], lengths.second_moment[tree.leaf_row]
+    compute = float(compute_s(model, device, prompt, mean, tree.num_shared_tokens).sum())
+    memory = float(memory_s(model, device, prompt, mean, second_moment).sum())
+    num_prompt_tokens = int(prompt.sum())
+    return PlanSummary(
+        model=model.name,
+        device=device.name,
+        block_size=tree.block_size,
+        num_requests=len(tree),
+        num_prompt_tokens=num_prompt_tokens,
+        estimated_output_tokens=float(mean.sum()),
+        compute_s=compute,
+        memory_s=memory,
+        density=float(compute_density(compute, memory)),
+        prefix_sharing_best=tree.total_shared_tokens / num_prompt_tokens,
+        prefix_sharing_planned=int(shared.sum()) / num_prompt_tokens,
+        optimum_s=practical_optimum_s(model, device, prompt, tree.num_shared_tokens, mean, second_moment),
+    )
