@@ -104,35 +104,40 @@ def demo_job(s3_uri: str, size: DemoSize) -> BatchJobSpec:
     return BatchJobSpec(name="demo", model=DEMO_MODEL, s3=[s3_uri], sql=[triage, reply], options=JobOptions())
 
 
+def mmlu_prompts() -> list[str]:
+    """5-shot questions of eight subjects: those of a subject share a long prefix."""
+    return [part["examples"] + question for part in _read("mmlu.json") for question in part["questions"]]
+
+
+def gsm8k_questions() -> list[str]:
+    """Word problems that take several steps."""
+    return list(_read("gsm8k.json"))
+
+
 def _mmlu_requests() -> list[dict[str, Any]]:
     options = {"model": DEMO_MODEL, "max_tokens": 2, "temperature": 0, "stop": "\n"}
     return [
         {
-            "custom_id": f"mmlu-{part['subject']}-{number}",
+            "custom_id": f"mmlu-{number}",
             "method": "POST",
             "url": "/v1/completions",
-            "body": {"prompt": part["examples"] + question, **options},
+            "body": {"prompt": prompt, **options},
         }
-        for part in _read("mmlu.json")
-        for number, question in enumerate(part["questions"])
+        for number, prompt in enumerate(mmlu_prompts())
     ]
 
 
 def _gsm8k_requests(size: DemoSize) -> list[dict[str, Any]]:
     system = {"role": "system", "content": "Solve the problem step by step. End with the answer as a number."}
+    options = {"model": DEMO_MODEL, "max_tokens": size.gsm8k_max_tokens, "temperature": 0}
     return [
         {
             "custom_id": f"gsm8k-{number}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {
-                "model": DEMO_MODEL,
-                "messages": [system, {"role": "user", "content": question}],
-                "max_tokens": size.gsm8k_max_tokens,
-                "temperature": 0,
-            },
+            "body": {"messages": [system, {"role": "user", "content": question}], **options},
         }
-        for number, question in enumerate(_read("gsm8k.json")[: size.num_gsm8k])
+        for number, question in enumerate(gsm8k_questions()[: size.num_gsm8k])
     ]
 
 

@@ -51,7 +51,8 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         ),
         (
             "prefix sharing",
-            f"planned {percent_text(report.planned_sharing)}, measured {percent_text(metrics.prefix_sharing)}, "
+            f"planned {percent_text(report.planned_sharing)}, "
+            f"measured {percent_text(metrics.prefix_sharing)}, "
             f"best {percent_text(report.best_sharing)}",
         ),
     ]

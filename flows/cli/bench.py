@@ -1,0 +1,122 @@
+"""`blend bench`: measure parts of the platform on this machine."""
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.output import Json, print_json, print_line, print_table, tell
+
+group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group."""
+    app.add_typer(group, name="bench", help="Measure the platform on this machine.")
+
+
+@group.command()
+def engine(
+    model: Annotated[str, typer.Option(help="Model by name or folder.")] = "smollm2-135m",
+    num_requests: Annotated[int, typer.Option("--requests", min=8, help="Requests of the mixed file.")] = 128,
+    json: Json = False,
+) -> None:
+    """Measure the torch engine under each policy.
+
+    Runs one mixed file under fcfs, dfs and dual_scan with scarce KV.
+
+    The file has long shared prefixes with short answers and short prompts with long answers, shuffled. Engine
+    settings are the same for every policy. Needs no services.
+
+    \b
+    Example:
+      blend bench engine --json
+    """
+    from dataclasses import asdict
+
+    from flows.bench.engine import run_engine_bench
+    from flows.settings import load_settings
+
+    figures = run_engine_bench(load_settings(), model, num_requests, tell)
+    if json:
+        print_json(asdict(figures))
+        return
+    base = figures.policies[0].total_tokens_per_s
+    print_line(f"engine {figures.engine}, model {figures.model}")
+    print_table(
+        ("policy", "output tokens/s", "total tokens/s", "to fcfs", "prefix sharing", "preempted"),
+        [
+            (
+                run.policy,
+                f"{run.output_tokens_per_s:,.1f}",
+                f"{run.total_tokens_per_s:,.1f}",
+                f"{run.total_tokens_per_s / base:.2f}x",
+                f"{run.prefix_sharing:.1%}",
+                run.num_preempted,
+            )
+            for run in figures.policies
+        ],
+    )
+
+
+@group.command()
+def ingest(
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=1000, help="Request lines to read.")
+    ] = 1_000_000,
+    json: Json = False,
+) -> None:
+    """Measure how fast request files are read.
+
+    Lines of 1 KB are read from the S3 server, parsed and validated; some are tokenised beside it.
+
+    \b
+    Example:
+      blend bench ingest --requests 200000 --json
+    """
+    from dataclasses import asdict
+
+    from flows.bench.ingest import run_ingest_bench
+    from flows.cli.services import brought_up
+
+    with brought_up() as wiring:
+        figures = run_ingest_bench(wiring, num_requests, tell)
+    if json:
+        print_json(asdict(figures))
+        return
+    print_table(
+        ("requests", "MB", "requests/s", "MB/s", "tokens/s", "peak memory, MB"),
+        [
+            (
+                figures.num_requests,
+                figures.bytes / 1e6,
+                figures.requests_per_s,
+                figures.bytes_per_s / 1e6,
+                figures.tokens_per_s,
+                figures.peak_rss_bytes / 1e6,
+            )
+        ],
+    )
+
+
+@group.command()
+def record(
+    num_rows: Annotated[int, typer.Option("--rows", min=1000, help="Results to record.")] = 200_000,
+    json: Json = False,
+) -> None:
+    """Measure how fast results are recorded.
+
+    Results of a throw-away job go to Postgres through the same recorder as those of a run.
+
+    \b
+    Example:
+      blend bench record --json
+    """
+    from flows.bench.record import run_record_bench
+    from flows.cli.services import brought_up
+
+    with brought_up() as wiring:
+        rows_per_s = run_record_bench(wiring.database, wiring.objects, num_rows)
+    if json:
+        print_json({"rows_per_s": rows_per_s})
+    else:
+        print_line(f"{rows_per_s:,.0f} results/s")

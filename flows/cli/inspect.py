@@ -1,0 +1,309 @@
+"""`blend status`, `results`, `report` and `cancel`: jobs as they stand in the database."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.cli.output import Json, print_json, print_line, print_table
+
+if TYPE_CHECKING:
+    from storage.jobs import Job
+    from storage.results import Counts, ResultRow
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job (`blend status`).")]
+NUM_RECENT_JOBS = 10
+TABLE_TEXT_WIDTH = 60
+
+
+class ResultFormat(StrEnum):
+    """How `blend results` prints."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+    TABLE = "table"
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(status)
+    app.command()(results)
+    app.command()(report)
+    app.command()(cancel)
+
+
+def status(
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Id of a job; without it services and recent jobs.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show services and jobs, or one job.
+
+    \b
+    Examples:
+      blend status
+      blend status 0199f0c2 --json
+    """
+    if job_id is None:
+        _status_of_all(json=json)
+    else:
+        _status_of_one(job_id, json=json)
+
+
+def results(
+    job_id: JobId,
+    format_: Annotated[ResultFormat, typer.Option("--format", help="How to print.")] = ResultFormat.JSONL,
+    errors: Annotated[
+        bool, typer.Option("--errors", help="Only the error rows, with line, code and reason.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many rows.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print exactly one JSON object, with all rows in `results`.")
+    ] = False,
+) -> None:
+    """Print a job's answers and errors.
+
+    One row per request, in the order of the sources.
+
+    \b
+    Examples:
+      blend results 0199f0c2 > answers.jsonl
+      blend results 0199f0c2 --errors --format table
+    """
+    import csv
+    import json as json_module
+
+    from flows.cli.services import connected
+    from storage.jobs import get_job
+    from storage.results import iter_results
+
+    with connected() as wiring:
+        get_job(wiring.database, job_id)
+        rows = _chosen(iter_results(wiring.database, job_id, objects=wiring.objects), errors, limit)
+        if json:
+            print_json({"job_id": job_id, "results": [_plain(row) for row in rows]})
+        elif format_ is ResultFormat.JSONL:
+            for row in rows:
+                print_line(json_module.dumps(_plain(row), ensure_ascii=False, default=str))
+        elif format_ is ResultFormat.CSV:
+            writer: csv.DictWriter[str] | None = None
+            for row in rows:
+                plain = _plain(row)
+                if writer is None:
+                    writer = csv.DictWriter(sys.stdout, list(plain), lineterminator="\n")
+                    writer.writeheader()
+                writer.writerow(plain)
+        else:
+            print_table(("line", "custom_id", "status", "tokens", "text"), (_table_row(row) for row in rows))
+
+
+def report(
+    job_id: JobId,
+    what_if: Annotated[
+        str, typer.Option("--what-if", metavar="DEVICE", help="Tell density for this device profile as well.")
+    ] = "a100-80g",
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", metavar="FILE", help="Draw density over time into a .png or .svg."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Tell what a job did.
+
+    Counts, speed, prefix sharing, and the compute density of its batches.
+
+    \b
+    Examples:
+      blend report 0199f0c2
+      blend report 0199f0c2 --what-if h100 --plot density.svg
+    """
+    from blend_core.specs import load_device_profile
+    from flows.cli.services import connected
+    from flows.report import build_report
+    from flows.report_format import density_plot, report_text
+    from storage.jobs import get_job
+
+    with connected() as wiring:
+        job = get_job(wiring.database, job_id)
+        device = load_device_profile(what_if)
+        model = wiring.model_spec(job.model)
+        built = build_report(wiring.database, wiring.objects, job_id, model, device)
+    if plot is not None:
+        density_plot(built, plot)
+    if json:
+        print_json(built.as_json())
+    else:
+        print_line(report_text(built))
+
+
+def cancel(
+    job_id: JobId,
+    json: Json = False,
+) -> None:
+    """Stop a job and keep what has finished.
+
+    Finished answers are exported; the rest becomes `cancelled`.
+
+    \b
+    Example:
+      blend cancel 0199f0c2
+    """
+    from flows.cli.services import connected
+    from flows.progress import SilentProgress
+    from flows.running import cancel_job
+
+    with connected() as wiring:
+        state = cancel_job(wiring, job_id, SilentProgress())
+    if json:
+        print_json({"job_id": job_id, "status": state})
+    else:
+        print_line(f"Job {job_id} is {state}.")
+
+
+def _status_of_all(*, json: bool) -> None:
+    from blend_core.errors import BlendError
+    from flows.cli.services import connected, local_stack
+    from flows.settings import load_settings
+    from storage.jobs import list_jobs
+
+    settings = load_settings()
+    services = local_stack(settings).status()
+    jobs: list[Job] | None = None
+    try:
+        with connected(settings) as wiring:
+            jobs = list_jobs(wiring.database, limit=NUM_RECENT_JOBS)
+    except BlendError as error:
+        reason = str(error)
+    if json:
+        print_json(
+            {
+                "services": [
+                    {"name": entry.name, "state": entry.state, "pid": entry.pid, "url": entry.url}
+                    for entry in services
+                ],
+                "jobs": None if jobs is None else [_job_json(job) for job in jobs],
+            }
+        )
+        return
+    print_table(
+        ("service", "state", "pid", "address"),
+        [(entry.name, entry.state, _text(entry.pid), entry.url or "") for entry in services],
+    )
+    print_line("")
+    if jobs is None:
+        print_line(reason)
+    elif not jobs:
+        print_line("No job yet; try `blend demo`.")
+    else:
+        print_table(
+            ("job", "name", "status", "created", "done", "errored", "total"),
+            [
+                (
+                    job.job_id,
+                    job.name,
+                    job.status,
+                    f"{job.created_at:%Y-%m-%d %H:%M:%S}",
+                    job.num_succeeded,
+                    job.num_errored,
+                    job.num_total,
+                )
+                for job in jobs
+            ],
+        )
+
+
+def _status_of_one(job_id: str, *, json: bool) -> None:
+    from flows.cli.services import connected
+    from storage.jobs import get_job
+    from storage.results import counts, job_metrics
+
+    with connected() as wiring:
+        job = get_job(wiring.database, job_id)
+        tally = counts(wiring.database, job_id)
+        metrics = job_metrics(wiring.database, job_id)
+    if json:
+        print_json(
+            _job_json(job)
+            | _tally_json(tally)
+            | {"tokens_per_s": metrics.tokens_per_s, "prefix_sharing": metrics.prefix_sharing}
+        )
+        return
+    done = tally.total - tally.pending
+    print_line(f"Job {job.job_id} ({job.name}): {job.status}, model {job.model}")
+    print_line(
+        f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "
+        f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"
+    )
+    if metrics.tokens_per_s is not None:
+        sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
+        print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
+    if job.error_message:
+        print_line(job.error_message)
+    for uri in filter(None, (job.output_uri, job.error_uri)):
+        print_line(uri)
+
+
+def _job_json(job: "Job") -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "status": job.status,
+        "model": job.model,
+        "created_at": job.created_at.isoformat(),
+        "finished_at": None if job.finished_at is None else job.finished_at.isoformat(),
+        "total": job.num_total,
+        "succeeded": job.num_succeeded,
+        "errored": job.num_errored,
+        "expired": job.num_expired,
+        "cancelled": job.num_cancelled,
+        "error_message": job.error_message,
+        "output_uri": job.output_uri,
+        "error_uri": job.error_uri,
+    }
+
+
+def _tally_json(tally: "Counts") -> dict[str, int]:
+    return {
+        "total": tally.total,
+        "succeeded": tally.succeeded,
+        "errored": tally.errored,
+        "expired": tally.expired,
+        "cancelled": tally.cancelled,
+        "pending": tally.pending,
+    }
+
+
+def _chosen(rows: Iterator["ResultRow"], errors: bool, limit: int | None) -> Iterator["ResultRow"]:
+    num_left = limit
+    for row in rows:
+        if num_left == 0:
+            return
+        if errors and row.error_code is None:
+            continue
+        num_left = None if num_left is None else num_left - 1
+        yield row
+
+
+def _plain(row: "ResultRow") -> dict[str, Any]:
+    plain = asdict(row)
+    for name in ("started_at", "finished_at"):
+        plain[name] = None if plain[name] is None else plain[name].isoformat()
+    return plain
+
+
+def _table_row(row: "ResultRow") -> tuple[object, ...]:
+    text = row.output_text if row.error_code is None else f"{row.error_code}: {row.error_message}"
+    short = " ".join((text or "").split())
+    if row.error_code is None and len(short) > TABLE_TEXT_WIDTH:
+        short = f"{short[: TABLE_TEXT_WIDTH - 1]}…"
+    place = f"{row.source_uri.rsplit('/', 1)[-1]}:{row.source_line}"
+    return place, row.custom_id, row.status, row.num_output_tokens, short
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,58 @@
+"""`blend profile`: measure what this machine can do."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.output import Json, print_json, print_line, print_table, tell
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(profile)
+
+
+def profile(
+    save: Annotated[
+        Path | None,
+        typer.Option(
+            "--save", metavar="FILE", help="Write the profile as TOML, for BLEND_ENGINE__DEVICE_PROFILE."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure this CPU for plans and densities.
+
+    Takes about half a minute; other work on the machine spoils it.
+
+    \b
+    Example:
+      blend profile --save this-cpu.toml && export BLEND_ENGINE__DEVICE_PROFILE=this-cpu.toml
+    """
+    from dataclasses import asdict
+
+    from blend_core.device_measure import measure_cpu
+
+    from blend_core.specs import save_device_profile
+
+    tell("Measuring this CPU…")
+    measured = measure_cpu()
+    if save is not None:
+        save_device_profile(measured, save)
+    if json:
+        print_json(asdict(measured))
+        return
+    print_table(
+        ("device profile", measured.name),
+        [
+            ("compute, GFLOP/s", measured.compute_flops_per_s / 1e9),
+            ("memory bandwidth, GB/s", measured.bandwidth_bytes_per_s / 1e9),
+            ("KV capacity, GiB", measured.kv_capacity_bytes / 2**30),
+            ("GEMM efficiency", measured.gemm_efficiency),
+            ("GEMM fixed cost per layer, us", measured.gemm_fixed_s_per_layer * 1e6),
+            ("attention bandwidth efficiency", measured.attention_bandwidth_efficiency),
+        ],
+    )
+    if save is not None:
+        print_line(f"Saved as {save}; use it with BLEND_ENGINE__DEVICE_PROFILE={save}")

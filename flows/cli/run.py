@@ -1,0 +1,209 @@
+"""`blend run` and `blend submit`: a batch job from a file or from options."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from blend_core.errors import ConfigurationError
+from flows.cli.output import Json, print_json, print_line, tell
+
+if TYPE_CHECKING:
+    from flows.job_spec import BatchJobSpec
+    from flows.running import JobOutcome
+
+JobFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[JOB.yaml]", help="Job file; or give the job by options.", show_default=False),
+]
+S3 = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--s3", metavar="URI", help="OpenAI Batch JSONL, s3://bucket/key or s3://bucket/folder/; repeatable."
+    ),
+]
+Sql = Annotated[Path | None, typer.Option("--sql", metavar="FILE", help="File with one SELECT statement.")]
+Prompt = Annotated[
+    str | None, typer.Option(help="Jinja template over the columns of --sql: 'Summarise: {{ body }}'.")
+]
+System = Annotated[str | None, typer.Option(help="Jinja template of the system message for --sql.")]
+Connection = Annotated[
+    str | None, typer.Option(help="NAME of a BLEND_SOURCES__NAME variable with the Postgres URL of --sql.")
+]
+Model = Annotated[str | None, typer.Option(help="Model by name (`blend model list`).")]
+PolicyName = Annotated[str | None, typer.Option("--policy", help="dual_scan, dfs, fcfs or random.")]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Longest answer of a request that does not say `max_tokens`.")
+]
+Name = Annotated[str | None, typer.Option(help="Name of the job in lists and reports.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(run)
+    app.command()(submit)
+
+
+def run(
+    job_file: JobFile = None,
+    s3: S3 = None,
+    sql: Sql = None,
+    prompt: Prompt = None,
+    system: System = None,
+    connection: Connection = None,
+    model: Model = None,
+    policy: PolicyName = None,
+    max_tokens: MaxTokens = None,
+    name: Name = None,
+    job_id: Annotated[
+        str | None, typer.Option("--job-id", metavar="JOB", help="Continue this job instead of creating one.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Run a batch job here, to its end.
+
+    Starts the embedded services where needed; works with Prefect down. A job that was stopped is continued
+    with --job-id: what has a result is never run twice. This is the call for cron or Airflow.
+
+    \b
+    Examples:
+      blend run night.yaml --json
+      blend run --s3 s3://bucket/requests/ --model smollm2-135m --policy dual_scan
+      blend run --sql tickets.sql --prompt 'Summarise: {{ body }}'
+      blend run --job-id 0199f0c2 --json
+    """
+    given = _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name)
+    if job_id is not None and (job_file is not None or given):
+        raise ConfigurationError("--job-id continues a job as it is; leave out the job file and its options.")
+    spec = None if job_id is not None else _job(job_file, given)
+
+    import time
+
+    from flows.cli.services import brought_up
+    from flows.progress import shown_progress
+    from flows.running import create_job, run_job
+
+    with brought_up() as wiring:
+        if spec is not None:
+            job_id = create_job(wiring, spec)
+        assert job_id is not None
+        tell(f"job {job_id}")
+        with shown_progress(sys.stderr, time.monotonic) as progress:
+            outcome = run_job(wiring, job_id, progress)
+    _print_outcome(outcome, json=json)
+    if outcome.status == "failed":
+        raise typer.Exit(1)
+
+
+def submit(
+    job_file: JobFile = None,
+    s3: S3 = None,
+    sql: Sql = None,
+    prompt: Prompt = None,
+    system: System = None,
+    connection: Connection = None,
+    model: Model = None,
+    policy: PolicyName = None,
+    max_tokens: MaxTokens = None,
+    name: Name = None,
+    json: Json = False,
+) -> None:
+    """Submit a batch job and return at once.
+
+    The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status` or on Prefect's pages.
+
+    \b
+    Examples:
+      blend submit night.yaml
+      blend submit --s3 s3://bucket/requests/ --json
+    """
+    spec = _job(job_file, _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name))
+
+    from flows.cli.services import connected
+    from flows.cli.stack import prefect_ui_url
+    from flows.deployments import submit_job
+
+    with connected() as wiring:
+        flow_run_id = submit_job(wiring, spec)
+        ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
+    link = f"{ui_url}/runs/flow-run/{flow_run_id}"
+    if json:
+        print_json({"flow_run_id": flow_run_id, "url": link})
+    else:
+        print_line(f"Submitted; follow it at {link} or with: blend status")
+
+
+def _given(
+    s3: list[str] | None,
+    sql: Path | None,
+    prompt: str | None,
+    system: str | None,
+    connection: str | None,
+    model: str | None,
+    policy: str | None,
+    max_tokens: int | None,
+    name: str | None,
+) -> dict[str, Any]:
+    """The parts of a job that options gave, in the shape of a job file."""
+    if sql is None and (prompt is not None or system is not None or connection is not None):
+        raise ConfigurationError(
+            "--prompt, --system and --connection belong to a query; give it with --sql FILE."
+        )
+    given: dict[str, Any] = {"model": model, "name": name, "s3": s3}
+    if sql is not None:
+        if prompt is None:
+            raise ConfigurationError("--sql needs --prompt, a template over the query's columns.")
+        source = {"query": _query(sql), "prompt": prompt, "system": system, "connection": connection}
+        given["sql"] = [{key: value for key, value in source.items() if value is not None}]
+    options = {"policy": policy, "default_max_tokens": max_tokens}
+    given["options"] = {key: value for key, value in options.items() if value is not None} or None
+    return {key: value for key, value in given.items() if value}
+
+
+def _query(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"The query file {path} cannot be read ({type(error).__name__}).") from None
+
+
+def _job(job_file: Path | None, given: dict[str, Any]) -> "BatchJobSpec":
+    """The job of a file with the options over it, or of the options alone."""
+    from flows.job_spec import load_job_file, parse_job
+
+    if job_file is None:
+        return parse_job(given, origin="job from options")
+    spec = load_job_file(job_file)
+    if not given:
+        return spec
+    content = spec.model_dump(mode="json", exclude_unset=True)
+    options = content.get("options", {}) | given.get("options", {})
+    return parse_job(content | given | ({"options": options} if options else {}), origin=str(job_file))
+
+
+def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
+    if json:
+        print_json(
+            {
+                "job_id": outcome.job_id,
+                "status": outcome.status,
+                "total": outcome.total,
+                "succeeded": outcome.succeeded,
+                "errored": outcome.errored,
+                "expired": outcome.expired,
+                "cancelled": outcome.cancelled,
+                "duration_s": outcome.duration_s,
+                "output_uris": list(outcome.output_uris),
+                "error_uris": list(outcome.error_uris),
+            }
+        )
+        return
+    print_line(
+        f"Job {outcome.job_id} {outcome.status} in {outcome.duration_s:.1f} s: "
+        f"{outcome.succeeded:,} succeeded + {outcome.errored:,} errored + {outcome.expired:,} expired "
+        f"+ {outcome.cancelled:,} cancelled = {outcome.total:,}"
+    )
+    for uri in (*outcome.output_uris, *outcome.error_uris):
+        print_line(f"  {uri}")
+    print_line(f"See `blend report {outcome.job_id}` and `blend results {outcome.job_id}`.")

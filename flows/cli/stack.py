@@ -1,0 +1,64 @@
+"""`blend up` and `blend down`: the embedded services of this machine."""
+
+import typer
+
+from flows.cli.output import Json, print_json, print_line, tell
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command()(up)
+    app.command()(down)
+
+
+def up(
+    json: Json = False,
+) -> None:
+    """Start the services of this machine.
+
+    Starts Postgres, an S3 server and Prefect, and serves the deployments `ad-hoc` and `nightly`.
+
+    Starts only what is missing; a service whose URL is in the environment is the user's own and left alone.
+    Brings the tables up to date. Everything goes on running after the command; `blend down` stops it.
+
+    \b
+    Example:
+      blend up
+    """
+    from flows.cli.services import brought_up, local_stack
+
+    with brought_up(serve=True) as wiring:
+        services = local_stack(wiring.settings).status()
+        ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
+    if json:
+        print_json(
+            {
+                "services": [
+                    {"name": entry.name, "state": entry.state, "url": entry.url} for entry in services
+                ],
+                "prefect_ui_url": ui_url,
+            }
+        )
+        return
+    for entry in services:
+        print_line(f"{entry.name:<10} {entry.state:<10} {entry.url or ''}".rstrip())
+    if ui_url is not None:
+        print_line(f"Prefect pages: {ui_url}")
+
+
+def down() -> None:
+    """Stop these services; data stays.
+
+    \b
+    Example:
+      blend down
+    """
+    from flows.cli.services import local_stack
+    from flows.settings import load_settings
+
+    local_stack(load_settings()).down(tell)
+
+
+def prefect_ui_url(api_url: str | None) -> str | None:
+    """The address of Prefect's pages for a browser."""
+    return None if api_url is None else api_url.rstrip("/").removesuffix("/api")
