@@ -45,17 +45,51 @@ def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: floa
 
 
 class _Account:
-    """One side's share of KV and its right to start prompt tokens."""
+    """One side's share of KV and its right to start prompt tokens.
 
-    __slots__ = ("capacity_tokens", "credit_tokens", "credit_tokens_per_step", "head", "leads", "num_steady")
+    Credit is reckoned from the last change, so that a jump over steps gives exactly what single steps give.
+    """
+
+    __slots__ = (
+        "_credit_tokens",
+        "_since",
+        "capacity_tokens",
+        "credit_tokens_per_step",
+        "head",
+        "leads",
+        "num_steady",
+    )
 
     def __init__(self) -> None:
         self.head: int | None = None
         self.leads: deque[int] = deque()
         self.capacity_tokens = 0.0
         self.num_steady = 0.0
-        self.credit_tokens = 0.0
         self.credit_tokens_per_step = 0.0
+        self._credit_tokens = 0.0
+        self._since = 0
+
+    def credit_tokens(self, clock: int) -> float:
+        """Prompt tokens that the side may start; below zero it has started more than it may."""
+        rate = self.credit_tokens_per_step
+        return min(rate, self._credit_tokens + rate * (clock - self._since))
+
+    def charge(self, clock: int, num_tokens: float) -> None:
+        """Takes tokens off the credit."""
+        self._credit_tokens = self.credit_tokens(clock) - num_tokens
+        self._since = clock
+
+    def set_rate(self, clock: int, credit_tokens_per_step: float) -> None:
+        """Changes what a step gives; what was saved stays, up to one step of the new rate."""
+        self.charge(clock, 0.0)
+        self.credit_tokens_per_step = credit_tokens_per_step
+
+    def quiet_steps(self, clock: int) -> int:
+        """Steps until a credit of zero or less is above zero again."""
+        rate = self.credit_tokens_per_step
+        num_steps = int(-self.credit_tokens(clock) / rate) + 1 if rate > 0 else FOR_EVER
+        # The division rounds; the gate looks at the sum.
+        return num_steps - 1 if self.credit_tokens(clock + num_steps - 1) > 0 else num_steps
 
 
 class DualScanPolicy(QueuedPolicy):
@@ -79,7 +113,7 @@ class DualScanPolicy(QueuedPolicy):
         self._heads: tuple[int | None, int | None] = (None, None)
         super().__init__(plan, limits)
         for account in self._accounts.values():
-            account.credit_tokens = account.credit_tokens_per_step
+            account.charge(0, -account.credit_tokens_per_step)
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The head of the side that uses less of its share, if a side may start one. Does not mutate."""
@@ -98,10 +132,8 @@ class DualScanPolicy(QueuedPolicy):
         """Steps until a side's credit or an outlived estimate can open a gate."""
         quiet = self._deadlines[0][0] - self._ledger.clock if self._deadlines else FOR_EVER
         for side, account in self._accounts.items():
-            if account.head is None or account.credit_tokens > 0 or self._is_full(side):
-                continue
-            if account.credit_tokens_per_step > 0:
-                quiet = min(quiet, int(-account.credit_tokens / account.credit_tokens_per_step) + 1)
+            if account.head is not None and not self._has_credit(account) and not self._is_full(side):
+                quiet = min(quiet, account.quiet_steps(self._ledger.clock))
         return max(1, quiet)
 
     def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
@@ -110,7 +142,7 @@ class DualScanPolicy(QueuedPolicy):
         first_time = self._ledger.phase[slot] is Phase.WAITING
         charged = self._ledger.admit(slot, side, num_cached_tokens)
         if first_time:
-            self._accounts[side].credit_tokens -= charged
+            self._accounts[side].charge(self._ledger.clock, charged)
         self._settle()
 
     def decoding(self, seq: int) -> None:
@@ -127,9 +159,6 @@ class DualScanPolicy(QueuedPolicy):
         """Grows what decodes, gives credit back, and moves what outlived its estimate (BlendServe §5.4)."""
         ledger = self._ledger
         ledger.advance(num_steps)
-        for account in self._accounts.values():
-            rate = account.credit_tokens_per_step
-            account.credit_tokens = min(rate, account.credit_tokens + rate * num_steps)
         while self._deadlines and self._deadlines[0][0] <= ledger.clock:
             _, slot = heappop(self._deadlines)
             outlived = ledger.num_output_tokens(slot) >= OUTLIVED_FACTOR * ledger.output_tokens[slot]
@@ -182,13 +211,14 @@ class DualScanPolicy(QueuedPolicy):
         for side, capacity, head in zip(Side, shares, (left, right), strict=True):
             account = self._accounts[side]
             account.capacity_tokens = capacity
-            account.num_steady = account.credit_tokens_per_step = 0.0
             if head is None or capacity <= 0:
+                account.num_steady = 0.0
+                account.set_rate(ledger.clock, 0.0)
                 continue
             num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
             num_output = ledger.output_tokens[head]
             account.num_steady = max(1.0, capacity / (num_prompt + num_output / 2))
-            account.credit_tokens_per_step = account.num_steady * num_prompt / num_output
+            account.set_rate(ledger.clock, account.num_steady * num_prompt / num_output)
 
     def _emptier_first(self) -> tuple[Side, Side]:
         left = self._accounts[Side.LEFT].capacity_tokens
@@ -208,11 +238,14 @@ class DualScanPolicy(QueuedPolicy):
         # A share smaller than one request still holds one, or the side would never run.
         return self._ledger.num_running[side] > 0 and self._ledger.num_tokens[side] >= capacity
 
+    def _has_credit(self, account: _Account) -> bool:
+        return account.credit_tokens(self._ledger.clock) > 0
+
     def _may_start(self, side: Side) -> bool:
         account = self._accounts[side]
         if account.head is None or self._is_full(side):
             return False
-        if self._ledger.phase[account.head] is Phase.PREEMPTED or account.credit_tokens > 0:
+        if self._ledger.phase[account.head] is Phase.PREEMPTED or self._has_credit(account):
             return True
         leads = account.leads
         return (
