@@ -8,7 +8,8 @@ from storage.objects import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where the objects are and how many lines each has. `error_uri` is None where every request succeeded."""
+    """Where the objects are and how many lines each has. `error_uri` is None where every request
+    succeeded."""
 
     output_uri: str
     error_uri: str | None
@@ -19,6 +20,6 @@ class ExportResult:
 def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
     """Streams every result into `jobs/{job_id}/output.jsonl` and `errors.jsonl`, and records both on the job.
 
-    Refused (`StorageError`) while requests are pending: call `close_pending` first for an expired or cancelled job. Line counts are checked
-    against the database.
+    Refused (`StorageError`) while requests are pending: call `close_pending` first for an expired or
+    cancelled job. Line counts are checked against the database.
     """

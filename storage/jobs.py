@@ -1,11 +1,17 @@
 """Batch jobs: create, read, and move between OpenAI Batch's states."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from blend_core.errors import StorageError
 from storage.database import Database
+from storage.ids import new_id
+from storage.schema import batch_job
 
 
 class JobStatus(StrEnum):
@@ -23,11 +29,12 @@ class JobStatus(StrEnum):
     @property
     def is_end(self) -> bool:
         """Whether a job never leaves this state."""
+        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row of `batch_job`."""
+    """One row of `batch_job`; the comments on its columns say what each is."""
 
     job_id: str
     name: str
@@ -55,37 +62,207 @@ class Job:
     manifest: list[dict[str, Any]]
 
 
-def create_job(db: Database, *, name: str, model: str, spec: dict[str, Any], completion_window_s: float | None = None, idempotency_key: str | None = None) -> str:
-    """Writes a job in state validating and returns its id; the same idempotency key returns the same job."""
+def create_job(
+    db: Database,
+    *,
+    name: str,
+    model: str,
+    spec: dict[str, Any],
+    completion_window_s: float | None = None,
+    idempotency_key: str | None = None,
+) -> str:
+    """Writes a job in state validating and returns its id.
+
+    The same `idempotency_key` again returns the job it made first, whatever the other arguments say.
+    """
+    expires_at = None
+    if completion_window_s is not None:
+        expires_at = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, completion_window_s)
+    statement = (
+        insert(batch_job)
+        .values(
+            job_id=new_id("job"),
+            name=name,
+            model=model,
+            spec=spec,
+            idempotency_key=idempotency_key,
+            expires_at=expires_at,
+        )
+        .on_conflict_do_nothing(index_elements=["idempotency_key"])
+        .returning(batch_job.c.job_id)
+    )
+    with db.connect() as connection:
+        job_id = connection.execute(statement).scalar_one_or_none()
+        if job_id is None:
+            same_key = sa.select(batch_job.c.job_id).where(batch_job.c.idempotency_key == idempotency_key)
+            job_id = connection.execute(same_key).scalar_one()
+    return str(job_id)
 
 
 def get_job(db: Database, job_id: str) -> Job:
     """Raises `StorageError` for an unknown id."""
+    with db.connect() as connection:
+        row = connection.execute(sa.select(batch_job).where(batch_job.c.job_id == job_id)).one_or_none()
+    if row is None:
+        raise unknown_job(job_id)
+    return _job(row)
 
 
 def list_jobs(db: Database, *, limit: int = 50, status: JobStatus | None = None) -> list[Job]:
     """Newest first."""
+    statement = (
+        sa.select(batch_job).order_by(batch_job.c.created_at.desc(), batch_job.c.job_id.desc()).limit(limit)
+    )
+    if status is not None:
+        statement = statement.where(batch_job.c.status == status.value)
+    with db.connect() as connection:
+        return [_job(row) for row in connection.execute(statement)]
 
 
 def set_job_status(db: Database, job_id: str, status: JobStatus, *, error_message: str | None = None) -> Job:
-    """Moves a job. An end state closes what is pending first and is never left again; an illegal move raises `StorageError`.
+    """Moves a job and returns it; the state it is in already changes nothing.
 
-    A run that dies leaves its job in_progress, so that the next run continues it. COMPLETED is refused while requests are pending;
-    EXPIRED records them as expired, CANCELLED and FAILED as cancelled.
+    A run that dies leaves its job in_progress, so that the next run continues it. EXPIRED records what is
+    pending as expired, CANCELLED and FAILED as cancelled; COMPLETED is refused while anything is pending. An
+    end state is never left again: the database itself refuses.
+
+    Raises:
+        StorageError: the move is not legal from the job's state, or requests are pending.
     """
+    with db.connect() as connection:
+        current = _locked_status(connection, job_id)
+        if current is not status:
+            if status not in _NEXT[current]:
+                raise StorageError(
+                    f"Job {job_id} is {current} and cannot become {status}; "
+                    + ("submit a new job." if current.is_end else "see `blend status`."),
+                    job_id=job_id,
+                )
+            values: dict[str, Any] = {"status": status.value, **_times(status)}
+            if error_message is not None:
+                values["error_message"] = error_message
+            if status in _STATUS_OF_PENDING:
+                _close_pending(connection, job_id, _STATUS_OF_PENDING[status])
+            connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
+        row = connection.execute(sa.select(batch_job).where(batch_job.c.job_id == job_id)).one()
+    return _job(row)
 
 
 def set_job_manifest(db: Database, job_id: str, manifest: list[dict[str, Any]]) -> None:
     """Records what the sources were when they were read (uri, size_bytes, etag, num_lines)."""
+    _set(db, job_id, manifest=manifest)
 
 
 def set_job_outputs(db: Database, job_id: str, output_uri: str, error_uri: str | None) -> None:
     """Records where the exported objects are."""
+    _set(db, job_id, output_uri=output_uri, error_uri=error_uri)
 
 
 def request_cancel(db: Database, job_id: str) -> JobStatus:
-    """Asks a job to stop (validating or in_progress -> cancelling) and returns its state after that."""
+    """Asks a job to stop and returns its state after that.
+
+    A job that is validating or in_progress becomes cancelling; one that is further on stays as it is.
+    """
+    with db.connect() as connection:
+        current = _locked_status(connection, job_id)
+        if current not in (JobStatus.VALIDATING, JobStatus.IN_PROGRESS):
+            return current
+        values = {"status": JobStatus.CANCELLING.value, **_times(JobStatus.CANCELLING)}
+        connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
+    return JobStatus.CANCELLING
 
 
 def close_pending(db: Database, job_id: str, status: JobStatus) -> int:
-    """Gives every request without a result one of status expired or cancelled; returns how many."""
+    """Gives every request without a result one of status EXPIRED or CANCELLED, and returns how many that
+    were.
+
+    For a job that is exported before it enters its end state.
+    """
+    with db.connect() as connection:
+        _locked_status(connection, job_id)
+        return _close_pending(connection, job_id, _STATUS_OF_PENDING[status])
+
+
+def unknown_job(job_id: str) -> StorageError:
+    """The error for an id that no job has."""
+    return StorageError(f"There is no job {job_id}; `blend status` lists the jobs.", job_id=job_id)
+
+
+_NEXT: dict[JobStatus, tuple[JobStatus, ...]] = {
+    JobStatus.VALIDATING: (
+        JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.FAILED, JobStatus.EXPIRED,
+        JobStatus.CANCELLING, JobStatus.CANCELLED,
+    ),
+    JobStatus.IN_PROGRESS: (
+        JobStatus.FINALIZING, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLING, JobStatus.CANCELLED,
+    ),
+    # A run that died while it exported is followed by one that begins in the front again.
+    JobStatus.FINALIZING: (
+        JobStatus.IN_PROGRESS, JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED,
+    ),
+    JobStatus.CANCELLING: (JobStatus.CANCELLED, JobStatus.FAILED),
+    JobStatus.COMPLETED: (),
+    JobStatus.FAILED: (),
+    JobStatus.EXPIRED: (),
+    JobStatus.CANCELLED: (),
+}  # fmt: skip
+
+_STATUS_OF_PENDING = {
+    JobStatus.EXPIRED: JobStatus.EXPIRED,
+    JobStatus.CANCELLED: JobStatus.CANCELLED,
+    JobStatus.FAILED: JobStatus.CANCELLED,
+}
+
+# OpenAI's own codes and sentences for requests that a batch did not come to.
+_PENDING_REASONS = {
+    JobStatus.EXPIRED: ("batch_expired", "The completion window ended before this request ran."),
+    JobStatus.CANCELLED: ("batch_cancelled", "The job ended before this request ran."),
+}
+
+
+def _times(status: JobStatus) -> dict[str, Any]:
+    now = sa.func.clock_timestamp()
+    if status.is_end:
+        return {"finished_at": now}
+    column = f"{status.value}_at"
+    return {column: sa.func.coalesce(batch_job.c[column], now)}
+
+
+def _locked_status(connection: sa.Connection, job_id: str) -> JobStatus:
+    statement = sa.select(batch_job.c.status).where(batch_job.c.job_id == job_id).with_for_update()
+    status = connection.execute(statement).scalar_one_or_none()
+    if status is None:
+        raise unknown_job(job_id)
+    return JobStatus(status)
+
+
+def _close_pending(connection: sa.Connection, job_id: str, status: JobStatus) -> int:
+    code, message = _PENDING_REASONS[status]
+    closed = connection.execute(
+        sa.text(
+            "INSERT INTO result (job_id, seq, status, error_code, error_message, finished_at) "
+            "SELECT q.job_id, q.seq, :status, :code, :message, clock_timestamp() FROM request q "
+            "WHERE q.job_id = :job_id AND NOT EXISTS "
+            "(SELECT FROM result r WHERE r.job_id = q.job_id AND r.seq = q.seq) ON CONFLICT DO NOTHING"
+        ),
+        {"status": status.value, "code": code, "message": message, "job_id": job_id},
+    ).rowcount
+    counter = batch_job.c[f"num_{status.value}"]
+    connection.execute(
+        sa.update(batch_job).where(batch_job.c.job_id == job_id).values({counter.name: counter + closed})
+    )
+    return closed
+
+
+def _set(db: Database, job_id: str, **values: Any) -> None:
+    with db.connect() as connection:
+        if not connection.execute(
+            sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values)
+        ).rowcount:
+            raise unknown_job(job_id)
+
+
+def _job(row: sa.Row[Any]) -> Job:
+    values = dict(row._mapping)
+    values["status"] = JobStatus(values["status"])
+    return Job(**{field.name: values[field.name] for field in fields(Job)})

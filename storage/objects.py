@@ -3,8 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import boto3
 import pyarrow as pa
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from blend_core.errors import ConfigurationError, SourceError
+from storage.object_errors import CLIENT_ERRORS, error_code, is_missing, source_error, storage_error
+from storage.object_lines import LineBatch, plain_chunks, read_chunks, split_lines
+from storage.uploads import Upload
+
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 60
+_MAX_DELETE_KEYS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +25,11 @@ class ObjectStoreOptions:
     """Where objects are.
 
     Attributes:
-        endpoint_url: None for AWS itself.
         bucket: the bucket for our own objects, created if missing.
-        access_key: None leaves credentials to boto3's own chain (they refresh themselves).
+        endpoint_url: None for AWS itself.
+        access_key: None leaves credentials to boto3's own chain, which refreshes them.
+        secret_key: goes with `access_key`.
+        region: the bucket's region.
     """
 
     bucket: str
@@ -26,69 +41,210 @@ class ObjectStoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class ObjectEntry:
-    """One object of a listing."""
+    """One object as it was listed.
+
+    Attributes:
+        uri: `s3://bucket/key`.
+        size_bytes: its size.
+        etag: its version, with the quotes that S3 puts around it.
+    """
 
     uri: str
     size_bytes: int
     etag: str
 
 
-@dataclass(frozen=True, slots=True)
-class LineBatch:
-    """Consecutive lines of an object.
+class ObjectStore:
+    """S3. Keys are in our own bucket; URIs are `s3://bucket/key` anywhere. Safe to share between threads.
 
-    Attributes:
-        first_line: number of `lines[0]`, from 1.
-        lines: without `\\n` (a `\\r` stays), blank ones included. A line over the limit is cut to `max_line_bytes + 1` bytes:
-            its length tells.
+    Calls by key raise `StorageError` and `StorageUnavailableError`, calls by URI `SourceError` and
+    `SourceUnavailableError`.
     """
 
-    first_line: int
-    lines: list[bytes]
+    __slots__ = ("_client", "_options")
 
-
-class Upload:
-    """A streaming multipart upload; nothing is visible before a clean exit, an error aborts it."""
-
-    uri: str
-    num_bytes: int
-
-    def write(self, data: bytes) -> None: ...
-
-
-class ObjectStore:
-    """S3. Keys are in our own bucket; URIs are `s3://bucket/key` anywhere. Safe to share between threads."""
-
-    def __init__(self, options: ObjectStoreOptions) -> None: ...
+    def __init__(self, options: ObjectStoreOptions) -> None:
+        """Connects to nothing yet."""
+        self._options = options
+        try:
+            self._client: Any = boto3.session.Session().client(
+                "s3",
+                endpoint_url=options.endpoint_url,
+                aws_access_key_id=options.access_key,
+                aws_secret_access_key=options.secret_key,
+                region_name=options.region,
+                config=Config(
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    read_timeout=_READ_TIMEOUT_S,
+                    retries={"mode": "standard", "total_max_attempts": 4},
+                    # A server beside AWS is reached by path and may not know the newer checksums.
+                    s3={"addressing_style": "path" if options.endpoint_url else "auto"},
+                    request_checksum_calculation="when_required",
+                    response_checksum_validation="when_required",
+                ),
+            )
+        except ValueError as error:
+            raise ConfigurationError(
+                "The object store's endpoint is no URL; correct BLEND_OBJECT_STORE__ENDPOINT_URL."
+            ) from error
 
     def uri(self, key: str) -> str:
         """`s3://<our bucket>/<key>`."""
+        return f"s3://{self._options.bucket}/{key}"
 
     def ensure_bucket(self) -> None:
-        """Creates our bucket if it is missing."""
+        """Creates our bucket if it is missing; safe when several processes do it at once."""
+        bucket = self._options.bucket
+        try:
+            self._client.head_bucket(Bucket=bucket)
+            return
+        except CLIENT_ERRORS as error:
+            if not is_missing(error):
+                raise storage_error(error, self.uri("")) from error
+        arguments: dict[str, Any] = {"Bucket": bucket}
+        if self._options.endpoint_url is None and self._options.region != "us-east-1":
+            arguments["CreateBucketConfiguration"] = {"LocationConstraint": self._options.region}
+        try:
+            self._client.create_bucket(**arguments)
+        except CLIENT_ERRORS as error:
+            if error_code(error) not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise storage_error(error, self.uri("")) from error
 
     def list(self, uri: str) -> list[ObjectEntry]:
-        """The object, or every object under the prefix, sorted by URI. `SourceError` where there is nothing."""
+        """The object of that name, else every object whose key begins with it, sorted by URI.
 
-    def iter_line_batches(self, entry: ObjectEntry | str, *, max_line_bytes: int, start_line: int = 0) -> Iterator[LineBatch]:
-        """Lines of an object (plain or gzip, told by content), after skipping `start_line` lines; resumes a broken connection at its byte."""
+        Empty objects that only mark a folder are left out. Raises `SourceError` where there is nothing.
+        """
+        bucket, key = split_uri(uri)
+        try:
+            if key and not key.endswith("/"):
+                exact = self._head(bucket, key)
+                if exact is not None:
+                    return [exact]
+            entries = [
+                ObjectEntry(f"s3://{bucket}/{found['Key']}", found["Size"], found["ETag"])
+                for found in self._pages(bucket, key)
+                if not (found["Key"].endswith("/") and found["Size"] == 0)
+            ]
+        except CLIENT_ERRORS as error:
+            raise source_error(error, uri) from error
+        if not entries:
+            raise SourceError(f"There is no object at or under {uri}; correct the URI.", uri=uri)
+        return sorted(entries, key=lambda entry: entry.uri)
 
-    def iter_lines(self, entry: ObjectEntry | str, *, max_line_bytes: int, start_line: int = 0) -> Iterator[tuple[int, bytes]]:
-        """The same line by line: (line number from 1, line)."""
+    def iter_line_batches(
+        self, entry: ObjectEntry | str, *, max_line_bytes: int, start_line: int = 0
+    ) -> Iterator[LineBatch]:
+        """Lines of an object, plain or gzip (told by content), after the first `start_line` of them.
 
-    def put(self, key: str, data: bytes | Path) -> ObjectEntry: ...
+        An entry of a listing is read in exactly the listed version. A broken connection is resumed at its byte.
+        """
+        uri, etag = (entry.uri, entry.etag) if isinstance(entry, ObjectEntry) else (entry, None)
+        bucket, key = split_uri(uri)
+        chunks = plain_chunks(read_chunks(self._client, bucket, key, etag), uri)
+        return split_lines(chunks, max_line_bytes=max_line_bytes, start_line=start_line)
 
-    def get(self, key: str) -> bytes: ...
+    def iter_lines(
+        self, entry: ObjectEntry | str, *, max_line_bytes: int, start_line: int = 0
+    ) -> Iterator[tuple[int, bytes]]:
+        """The same line by line: (number from 1, line)."""
+        for batch in self.iter_line_batches(entry, max_line_bytes=max_line_bytes, start_line=start_line):
+            yield from enumerate(batch.lines, batch.first_line)
 
-    def get_range(self, key: str, start: int, num_bytes: int) -> bytes: ...
+    def put(self, key: str, data: bytes | Path) -> ObjectEntry:
+        """Stores bytes, or a file's content in parts."""
+        if isinstance(data, Path):
+            with data.open("rb") as file, self.uploader(key) as upload:
+                while chunk := file.read(1 << 20):
+                    upload.write(chunk)
+            entry = self._head(self._options.bucket, key)
+            assert entry is not None
+            return entry
+        try:
+            response = self._client.put_object(Bucket=self._options.bucket, Key=key, Body=data)
+        except CLIENT_ERRORS as error:
+            raise storage_error(error, self.uri(key)) from error
+        return ObjectEntry(self.uri(key), len(data), response["ETag"])
 
-    def download(self, key: str, path: Path) -> None: ...
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+        try:
+            body = self._client.get_object(Bucket=self._options.bucket, Key=key)["Body"]
+            return bytes(body.read())
+        except CLIENT_ERRORS as error:
+            raise storage_error(error, self.uri(key)) from error
 
-    def keys(self, prefix: str) -> list[str]: ...
+    def get_range(self, key: str, start: int, num_bytes: int) -> bytes:
+        """`num_bytes` from byte `start`, fewer at the object's end."""
+        span = f"bytes={start}-{start + num_bytes - 1}"
+        try:
+            response = self._client.get_object(Bucket=self._options.bucket, Key=key, Range=span)
+            content = bytes(response["Body"].read())
+        except CLIENT_ERRORS as error:
+            raise storage_error(error, self.uri(key)) from error
+        # A server that ignores the range sends everything.
+        return content if "ContentRange" in response else content[start : start + num_bytes]
 
-    def delete(self, keys: list[str]) -> None: ...
+    def download(self, key: str, path: Path) -> None:
+        """Writes the object to a file, which appears when it is complete."""
+        part = path.with_name(path.name + ".part")
+        try:
+            body = self._client.get_object(Bucket=self._options.bucket, Key=key)["Body"]
+            with part.open("wb") as file:
+                for chunk in body.iter_chunks(1 << 20):
+                    file.write(chunk)
+        except CLIENT_ERRORS as error:
+            raise storage_error(error, self.uri(key)) from error
+        part.rename(path)
+
+    def keys(self, prefix: str) -> "list[str]":
+        """Our keys that begin with the prefix, sorted; none where the bucket is missing."""
+        try:
+            return sorted(found["Key"] for found in self._pages(self._options.bucket, prefix))
+        except CLIENT_ERRORS as error:
+            if is_missing(error):
+                return []
+            raise storage_error(error, self.uri(prefix)) from error
+
+    def delete(self, keys: "list[str]") -> None:
+        """Removes our objects; a missing one is no error."""
+        for start in range(0, len(keys), _MAX_DELETE_KEYS):
+            batch = [{"Key": key} for key in keys[start : start + _MAX_DELETE_KEYS]]
+            try:
+                self._client.delete_objects(
+                    Bucket=self._options.bucket, Delete={"Objects": batch, "Quiet": True}
+                )
+            except CLIENT_ERRORS as error:
+                raise storage_error(error, self.uri(keys[start])) from error
 
     def uploader(self, key: str) -> Upload:
-        """`with objects.uploader(key) as upload: upload.write(...)`."""
+        """A streaming upload: `with objects.uploader(key) as upload: upload.write(…)`."""
+        return Upload(self._client, self._options.bucket, key)
 
-    def read_arrow(self, key: str) -> pa.Table: ...
+    def read_arrow(self, key: str) -> pa.Table:
+        """An Arrow IPC file as a table."""
+        with pa.ipc.open_file(pa.BufferReader(self.get(key))) as reader:
+            return reader.read_all()
+
+    def _head(self, bucket: str, key: str) -> ObjectEntry | None:
+        try:
+            found = self._client.head_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            # A HEAD has no body, so a missing bucket looks like a missing key: the listing after it tells them apart.
+            if is_missing(error):
+                return None
+            raise
+        return ObjectEntry(f"s3://{bucket}/{key}", found["ContentLength"], found["ETag"])
+
+    def _pages(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        for page in pages:
+            yield from page.get("Contents", [])
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key of an `s3://bucket/key`. Raises `SourceError` for anything else."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket:
+        raise SourceError(f"{uri} is no S3 URI; write s3://bucket/key.", uri=uri)
+    return bucket, key

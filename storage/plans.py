@@ -5,7 +5,9 @@ from storage.database import Database
 from storage.objects import ObjectStore
 
 
-def save_plan(db: Database, objects: ObjectStore, job_id: str, plan: Plan, *, run_id: str | None = None) -> str:
+def save_plan(
+    db: Database, objects: ObjectStore, job_id: str, plan: Plan, *, run_id: str | None = None
+) -> str:
     """Stores a revision and returns its URI. The same revision of the same job again: `StorageError`."""
 
 

@@ -1,32 +1,262 @@
 """Results and windows of a run, written by a thread of its own."""
 
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import psycopg
 
 from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
+from blend_core.errors import BlendError, RequestErrorCode, StorageError, StorageUnavailableError
+from storage.copying import copy_rows, store_all
 from storage.database import Database
 from storage.objects import ObjectStore
-from storage.runs import Run
+from storage.result_rows import (
+    COUNT_RESULTS,
+    INSERT_RESULTS,
+    INSERT_WINDOWS,
+    RESULT_COLUMNS,
+    STAGING_TABLES,
+    WINDOW_COLUMNS,
+    ResultValues,
+    WindowValues,
+    failed_values,
+    finished_values,
+    window_values,
+)
+from storage.runs import Run, stale_run
+
+_log = logging.getLogger(__name__)
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 5.0
 
 
 class Recorder:
-    """Commits results and windows at the latest every second; calls block while too much waits (back-pressure)."""
+    """Commits results and windows, at the latest a second after they were given.
 
-    def __init__(self, db: Database, objects: ObjectStore, run: Run, *, flush_interval_s: float = 1.0, max_batch_rows: int = 10_000, max_waiting_rows: int = 40_000, give_up_after_s: float = 600.0) -> None: ...
+    Calls return at once while fewer than `max_waiting_rows` wait and block beyond that, so a database that is slow or
+    away slows the engine down and never fills the memory. The first answer to a request wins; giving one again
+    changes nothing. A row that the database refuses becomes an error row and takes no other with it. While the
+    database is away the thread tries again, for `give_up_after_s` at most. When it has to give up, or another run
+    took over the job, the next call and `close` raise why.
+    """
+
+    def __init__(
+        self,
+        db: Database,
+        objects: ObjectStore,
+        run: Run,
+        *,
+        flush_interval_s: float = 0.5,
+        max_batch_rows: int = 10_000,
+        max_waiting_rows: int = 40_000,
+        give_up_after_s: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Starts the thread; `clock` measures how long the database has been away."""
+        self._db = db
+        self._objects = objects
+        self._run = run
+        self._flush_interval_s = flush_interval_s
+        self._max_batch_rows = max_batch_rows
+        self._max_waiting_rows = max_waiting_rows
+        self._give_up_after_s = give_up_after_s
+        self._clock = clock
+        self._connection: psycopg.Connection | None = None
+        self._changed = threading.Condition()
+        # All of these are guarded by `_changed`.
+        self._results: list[RequestFinished | RequestFailed] = []
+        self._windows: list[tuple[StepWindow, int, float | None]] = []
+        self._num_in_flight = 0
+        self._is_flush_wanted = False
+        self._is_closing = False
+        self._error: BlendError | None = None
+        self._thread = threading.Thread(target=self._work, name=f"recorder-{run.run_id}", daemon=True)
+        self._thread.start()
 
     def finished(self, event: RequestFinished) -> None:
-        """Raises what went wrong in the writer (`StaleRunError`, `StorageUnavailableError`)."""
+        """Gives an answer. Raises what went wrong in the thread."""
+        self._give(self._results, event)
 
-    def failed(self, event: RequestFailed) -> None: ...
+    def failed(self, event: RequestFailed) -> None:
+        """Gives a request that has no answer. Raises what went wrong in the thread."""
+        self._give(self._results, event)
 
-    def window(self, window: StepWindow, *, rank: int, planned_density: float | None) -> None: ...
+    def window(self, window: StepWindow, *, rank: int, planned_density: float | None) -> None:
+        """Gives a window with the plan's density at the same share of work. Raises what went wrong in the thread."""
+        self._give(self._windows, (window, rank, planned_density))
 
     def flush(self) -> None:
-        """Returns when everything given so far is committed."""
+        """Returns when everything given so far is committed. Raises what went wrong in the thread."""
+        with self._changed:
+            self._is_flush_wanted = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._error is not None or not self._num_waiting)
+            if self._error is not None:
+                raise self._error
 
     def close(self) -> None:
-        """Flushes, ends the thread, raises what went wrong. Idempotent."""
+        """Commits everything, ends the thread, and raises what went wrong. A second call does nothing."""
+        with self._changed:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.close()
+        except BlendError as second:
+            # The first error says more; it must not be replaced by what followed from it.
+            _log.warning("The recorder ended with: %s", second)
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._results) + len(self._windows) + self._num_in_flight
+
+    def _give(self, waiting: list[Any], item: Any) -> None:
+        with self._changed:
+            if self._num_waiting >= self._max_waiting_rows:
+                self._changed.notify_all()
+                self._changed.wait_for(
+                    lambda: self._error is not None or self._num_waiting < self._max_waiting_rows
+                )
+            if self._error is not None:
+                raise self._error
+            if self._is_closing:
+                raise StorageError("The recorder is closed; open another one.", run_id=self._run.run_id)
+            waiting.append(item)
+            if len(waiting) == self._max_batch_rows:
+                self._changed.notify_all()
+
+    def _work(self) -> None:
+        try:
+            while self._write_next():
+                pass
+        except BlendError as error:
+            self._fail(error)
+        except Exception as error:
+            _log.exception("The recorder failed")
+            self._fail(StorageError(f"Results could not be recorded ({type(error).__name__}); see the log."))
+        finally:
+            self._disconnect()
+
+    def _write_next(self) -> bool:
+        """Waits for a reason to write, writes what is there, and says whether to go on."""
+        with self._changed:
+            self._changed.wait_for(self._is_due, timeout=self._flush_interval_s)
+            results, self._results = self._results, []
+            windows, self._windows = self._windows, []
+            self._num_in_flight = len(results) + len(windows)
+            is_last = self._is_closing
+        if results or windows:
+            self._write(results, windows)
+        with self._changed:
+            self._num_in_flight = 0
+            self._is_flush_wanted = bool(self._num_waiting) and self._is_flush_wanted
+            self._changed.notify_all()
+        return not is_last
+
+    def _is_due(self) -> bool:
+        return (
+            self._is_closing
+            or self._is_flush_wanted
+            or max(len(self._results), len(self._windows)) >= self._max_batch_rows
+            or self._num_waiting >= self._max_waiting_rows
+        )
+
+    def _fail(self, error: BlendError) -> None:
+        with self._changed:
+            self._error = error
+            self._results, self._windows, self._num_in_flight = [], [], 0
+            self._changed.notify_all()
+
+    def _write(
+        self,
+        results: Sequence[RequestFinished | RequestFailed],
+        windows: Sequence[tuple[StepWindow, int, float | None]],
+    ) -> None:
+        """Commits, trying again while the database or the object store does not answer."""
+        away_since: float | None = None
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                self._commit([self._values(event) for event in results], [window_values(*w) for w in windows])
+                return
+            except (StorageUnavailableError, psycopg.OperationalError, psycopg.InterfaceError) as error:
+                self._disconnect()
+                now = self._clock()
+                away_since = now if away_since is None else away_since
+                if now - away_since >= self._give_up_after_s:
+                    raise StorageUnavailableError(
+                        f"The database did not answer for {now - away_since:.0f} s; start it and run job "
+                        f"{self._run.job_id} again: what it lacks runs again.",
+                        job_id=self._run.job_id,
+                    ) from error
+                _log.warning("Results wait for the database: %s", type(error).__name__)
+                time.sleep(delay_s)
+                delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _values(self, event: RequestFinished | RequestFailed) -> ResultValues:
+        if isinstance(event, RequestFailed):
+            return failed_values(event)
+        return finished_values(event, self._objects, self._run)
+
+    def _commit(self, results: list[ResultValues], windows: list[WindowValues]) -> None:
+        connection = self._connect()
+        names = {"job_id": self._run.job_id, "run_id": self._run.run_id}
+        counts = {"succeeded": 0, "errored": 0}
+
+        def store_results(part: Sequence[ResultValues]) -> None:
+            connection.execute("DELETE FROM new_result")  # what an earlier part left; nothing in most flushes
+            copy_rows(connection, "new_result", RESULT_COLUMNS, part)
+            for status, number in connection.execute(INSERT_RESULTS, names).fetchall():
+                counts[status] += number
+
+        def refuse_result(values: ResultValues, error: Exception) -> None:
+            store_results([values.refused(error)])
+
+        def store_windows(part: Sequence[WindowValues]) -> None:
+            connection.execute("DELETE FROM new_window")
+            copy_rows(connection, "new_window", WINDOW_COLUMNS, part)
+            connection.execute(INSERT_WINDOWS, names)
+
+        def refuse_window(values: WindowValues, error: Exception) -> None:
+            _log.warning("A window of run %s cannot be stored: %s", self._run.run_id, type(error).__name__)
+
+        with connection.transaction():
+            store_all(connection, results, store_results, refuse_result)
+            store_all(connection, windows, store_windows, refuse_window)
+            try:
+                connection.execute(COUNT_RESULTS, {**names, **counts, "number": self._run.fencing_number})
+            except psycopg.Error as error:
+                if error.sqlstate == "BL003":
+                    raise stale_run(self._run) from error
+                raise
+
+    def _connect(self) -> psycopg.Connection:
+        if self._connection is None:
+            connection = self._db.open_raw()
+            connection.autocommit = True
+            connection.execute(STAGING_TABLES)
+            self._connection = connection
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,14 +1,19 @@
 """Reading back: counts, results, densities."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
+import sqlalchemy as sa
 
 from storage.database import Database
-from storage.objects import ObjectStore
+from storage.jobs import get_job
+from storage.objects import ObjectStore, split_uri
+from storage.schema import batch_metric, result
+
+_FETCH_ROWS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,34 @@ class Counts:
     cancelled: int
 
     @property
-    def pending(self) -> int: ...
+    def pending(self) -> int:
+        """Requests without a result."""
+        return self.total - self.succeeded - self.errored - self.expired - self.cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """A request with its result; status None while it is pending."""
+    """A request with its result; what the result says is None while it is pending.
+
+    Attributes:
+        seq: number in the job.
+        custom_id: the user's own id.
+        source_uri: where it was read.
+        source_line: line or row there, from 1.
+        endpoint: OpenAI endpoint it is written for.
+        status: succeeded, errored, expired, cancelled, or None for pending.
+        output_text: the answer.
+        finish_reason: stop or length.
+        num_prompt_tokens: of the result, else of the request.
+        num_cached_tokens: prompt tokens served from the cache.
+        num_output_tokens: tokens of the answer.
+        error_code: why there is no answer.
+        error_message: the same in one sentence.
+        started_at: first admission.
+        finished_at: last token, or when the error was found.
+        run_id: the run that answered.
+        revision: plan revision in force.
+    """
 
     seq: int
     custom_id: str | None
@@ -50,7 +77,7 @@ class ResultRow:
 
 @dataclass(frozen=True, slots=True)
 class DensityRow:
-    """One window of `batch_density`."""
+    """One window of a run; the comments on `batch_metric` say what each value is."""
 
     rank: int
     batch_index: int
@@ -62,6 +89,7 @@ class DensityRow:
     num_prefill_tokens: int
     num_decode_tokens: int
     num_cached_tokens: int
+    num_recomputed_tokens: int
     prefill_tokens_sq: int
     decode_kv_tokens: int
     compute_s: float
@@ -77,7 +105,21 @@ class DensityRow:
 
 @dataclass(frozen=True, slots=True)
 class JobMetrics:
-    """What a job did, over all its runs. Rates are None where nothing ran."""
+    """What a job did, over all its runs.
+
+    Attributes:
+        num_prompt_tokens: prompt tokens of all answers, cached ones included.
+        num_cached_tokens: those served from the cache.
+        num_output_tokens: tokens of all answers.
+        num_batches: windows measured.
+        busy_s: seconds in which its runs executed: per run from the first window's start to the last one's end.
+        tokens_per_s: prompt and output tokens per busy second; None where nothing ran.
+        output_tokens_per_s: output tokens per busy second; None where nothing ran.
+        prefix_sharing: measured share of prompt tokens served from the cache; None where nothing ran.
+        compute_s: seconds of compute at the device's peak.
+        memory_s: seconds of KV reading at the device's peak bandwidth.
+        num_preempted: preemptions.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -93,20 +135,86 @@ class JobMetrics:
 
 
 def counts(db: Database, job_id: str) -> Counts:
-    """Cheap: reads the counters that are kept in the same transactions as the results."""
+    """Cheap: reads the counters that are written in the same transactions as the results."""
+    job = get_job(db, job_id)
+    return Counts(job.num_total, job.num_succeeded, job.num_errored, job.num_expired, job.num_cancelled)
 
 
 def pending_seqs(db: Database, job_id: str) -> npt.NDArray[np.int64]:
-    """Valid requests without a result, ascending."""
+    """Requests without a result, ascending, `(num_pending,)`."""
+    with db.raw() as connection, connection.cursor(name="pending", binary=True) as cursor:
+        cursor.itersize = 100_000
+        cursor.execute(
+            "SELECT q.seq FROM request q WHERE q.job_id = %s AND NOT EXISTS"
+            " (SELECT FROM result r WHERE r.job_id = q.job_id AND r.seq = q.seq) ORDER BY q.seq",
+            (job_id,),
+        )
+        return np.fromiter((seq for (seq,) in cursor), dtype=np.int64)
 
 
-def iter_results(db: Database, job_id: str, *, objects: ObjectStore | None = None, limit: int | None = None) -> Iterator[ResultRow]:
-    """Every request with its result in seq order, streamed; `objects` fetches texts that were too large for a row."""
+def iter_results(
+    db: Database, job_id: str, *, objects: ObjectStore | None = None, limit: int | None = None
+) -> Iterator[ResultRow]:
+    """Every request with its result in seq order, streamed by a server-side cursor.
+
+    An answer too large for a row is fetched from `objects`; without them the row has its beginning.
+    """
+    with db.raw() as connection, connection.cursor(name="results") as cursor:
+        cursor.itersize = _FETCH_ROWS
+        cursor.execute(
+            "SELECT q.seq, q.custom_id, q.source_uri, q.source_line, q.endpoint, r.status, r.output_text,"
+            " r.finish_reason, coalesce(r.num_prompt_tokens, q.num_prompt_tokens), r.num_cached_tokens,"
+            " r.num_output_tokens, r.error_code, r.error_message, r.started_at, r.finished_at, r.run_id,"
+            " r.revision, r.raw_ref"
+            " FROM request q LEFT JOIN result r ON r.job_id = q.job_id AND r.seq = q.seq"
+            " WHERE q.job_id = %s ORDER BY q.seq LIMIT %s",
+            (job_id, limit),
+        )
+        for *values, raw_ref in cursor:
+            if raw_ref is not None and objects is not None:
+                values[6] = objects.get(split_uri(raw_ref)[1]).decode()
+            yield ResultRow(*values)
 
 
 def densities(db: Database, run_id: str) -> list[DensityRow]:
-    """Windows of a run by (started_at, rank, batch_index)."""
+    """Windows of a run in order of time."""
+    columns = [batch_metric.c[field.name] for field in fields(DensityRow)]
+    order = (batch_metric.c.started_at, batch_metric.c.rank, batch_metric.c.batch_index)
+    with db.connect() as connection:
+        rows = connection.execute(sa.select(*columns).where(batch_metric.c.run_id == run_id).order_by(*order))
+        return [DensityRow(*row) for row in rows]
 
 
 def job_metrics(db: Database, job_id: str) -> JobMetrics:
     """Tokens, rates, measured prefix sharing and batches of a job."""
+
+    def total(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        return sa.func.coalesce(sa.func.sum(column), 0)
+
+    tokens = sa.select(
+        total(result.c.num_prompt_tokens),
+        total(result.c.num_cached_tokens),
+        total(result.c.num_output_tokens),
+    ).where(result.c.job_id == job_id, result.c.status == "succeeded")
+    windows = sa.text(
+        "SELECT coalesce(sum(num_batches), 0), coalesce(sum(busy_s), 0), coalesce(sum(compute_s), 0),"
+        " coalesce(sum(memory_s), 0), coalesce(sum(num_preempted), 0) FROM run_summary WHERE job_id = :job_id"
+    )
+    with db.connect() as connection:
+        prompt, cached, output = map(int, connection.execute(tokens).one())
+        num_batches, busy_s, compute_s, memory_s, preempted = connection.execute(
+            windows, {"job_id": job_id}
+        ).one()
+    return JobMetrics(
+        num_prompt_tokens=prompt,
+        num_cached_tokens=cached,
+        num_output_tokens=output,
+        num_batches=int(num_batches),
+        busy_s=busy_s,
+        tokens_per_s=(prompt + output) / busy_s if busy_s else None,
+        output_tokens_per_s=output / busy_s if busy_s else None,
+        prefix_sharing=cached / prompt if prompt else None,
+        compute_s=compute_s,
+        memory_s=memory_s,
+        num_preempted=int(preempted),
+    )

@@ -3,8 +3,13 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import sqlalchemy as sa
+
+from blend_core.errors import StaleRunError, StorageError
 from storage.database import Database
-from storage.jobs import JobStatus
+from storage.ids import new_id
+from storage.jobs import JobStatus, unknown_job
+from storage.schema import batch_job, run
 
 
 class RunStatus(StrEnum):
@@ -26,17 +31,110 @@ class Run:
     fencing_number: int
 
 
-def start_run(db: Database, job_id: str, *, engine: str, policy: str, details: dict[str, str], lease_s: float) -> Run:
-    """Takes the job. While another run's lease is live: `StorageError` with `ids["lease_left_s"]` (whole seconds, rounded up)."""
+def start_run(
+    db: Database, job_id: str, *, engine: str, policy: str, details: dict[str, str], lease_s: float
+) -> Run:
+    """Takes the job for a new run. A run whose lease has ended is marked lost and its writes are refused
+    from now on.
+
+    Raises:
+        StorageError: the job has ended, or another run's lease is live; then `ids["lease_left_s"]` says for
+        how many
+            whole seconds, rounded up.
+    """
+    with db.connect() as connection:
+        locked = sa.select(batch_job.c.status).where(batch_job.c.job_id == job_id).with_for_update()
+        status = connection.execute(locked).scalar_one_or_none()
+        if status is None:
+            raise unknown_job(job_id)
+        if JobStatus(status).is_end:
+            raise StorageError(f"Job {job_id} has ended as {status}; submit a new job.", job_id=job_id)
+        left = sa.extract("epoch", run.c.lease_expires_at - sa.func.clock_timestamp())
+        live = connection.execute(
+            sa.select(run.c.run_id, sa.func.ceil(left)).where(
+                run.c.job_id == job_id, run.c.status == "running"
+            )
+        ).one_or_none()
+        if live is not None and live[1] > 0:
+            raise StorageError(
+                f"Run {live[0]} is executing job {job_id} and renewed its lease; wait {live[1]} s after it died, "
+                "or for its end.",
+                job_id=job_id,
+                run_id=live[0],
+                lease_left_s=int(live[1]),
+            )
+        if live is not None:
+            connection.execute(
+                sa.update(run)
+                .where(run.c.run_id == live[0])
+                .values(status=RunStatus.LOST.value, finished_at=sa.func.clock_timestamp())
+            )
+        run_id = new_id("run")
+        number = connection.execute(
+            sa.update(batch_job)
+            .where(batch_job.c.job_id == job_id)
+            .values(current_run_id=run_id, fencing_number=batch_job.c.fencing_number + 1)
+            .returning(batch_job.c.fencing_number)
+        ).scalar_one()
+        connection.execute(
+            sa.insert(run).values(
+                run_id=run_id,
+                job_id=job_id,
+                fencing_number=number,
+                engine=engine,
+                policy=policy,
+                details=details,
+                lease_expires_at=_lease_end(lease_s),
+            )
+        )
+    return Run(run_id=run_id, job_id=job_id, fencing_number=number)
 
 
-def heartbeat(db: Database, run: Run, *, lease_s: float) -> JobStatus:
-    """Extends the lease; returns the job's state (CANCELLING: stop soon). `StaleRunError` when another run took over."""
+def heartbeat(db: Database, the_run: Run, *, lease_s: float) -> JobStatus:
+    """Extends the lease and returns the job's state: CANCELLING asks the run to stop soon.
+
+    Raises:
+        StaleRunError: another run took over, or this one has ended.
+    """
+    renewed = (
+        sa.update(run)
+        .where(run.c.run_id == the_run.run_id, run.c.status == "running", batch_job.c.job_id == run.c.job_id)
+        .values(heartbeat_at=sa.func.clock_timestamp(), lease_expires_at=_lease_end(lease_s))
+        .returning(batch_job.c.status)
+    )
+    with db.connect() as connection:
+        status = connection.execute(renewed).scalar_one_or_none()
+    if status is None:
+        raise stale_run(the_run)
+    return JobStatus(status)
 
 
-def set_run_details(db: Database, run: Run, details: dict[str, str]) -> None:
-    """Merges facts into `run.details` (engine versions, limits), known only after the engine is open."""
+def set_run_details(db: Database, the_run: Run, details: dict[str, str]) -> None:
+    """Merges facts that are known only after the engine is open (versions, limits) into the run's details."""
+    merged = run.c.details.op("||")(sa.cast(details, run.c.details.type))
+    with db.connect() as connection:
+        connection.execute(sa.update(run).where(run.c.run_id == the_run.run_id).values(details=merged))
 
 
-def finish_run(db: Database, run: Run, status: RunStatus, *, error_message: str | None = None) -> None:
-    """Ends the run and gives the job free. A run that was taken over stays as it is."""
+def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: str | None = None) -> None:
+    """Ends the run and sets the job free. A run that has ended or was taken over stays as it is."""
+    with db.connect() as connection:
+        connection.execute(
+            sa.update(run)
+            .where(run.c.run_id == the_run.run_id, run.c.status == "running")
+            .values(status=status.value, finished_at=sa.func.clock_timestamp(), error_message=error_message)
+        )
+
+
+def stale_run(the_run: Run) -> StaleRunError:
+    """The error for a run that no longer owns its job."""
+    return StaleRunError(
+        f"Run {the_run.run_id} no longer owns job {the_run.job_id}; another run took over or the job ended. "
+        "Stop this one; nothing is lost.",
+        run_id=the_run.run_id,
+        job_id=the_run.job_id,
+    )
+
+
+def _lease_end(lease_s: float) -> sa.ColumnElement[object]:
+    return sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, lease_s)
