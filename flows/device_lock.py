@@ -30,10 +30,11 @@ def device_lock(
     stop: StopSignal,
     waiting: Callable[[str], None],
 ) -> Iterator[bool]:
-    """Holds a device for one engine run and yields whether it was got: False when asked to stop while waiting.
+    """Holds a device for one engine run and yields whether it was got: False when asked to stop while
+    waiting.
 
-    The lock belongs to a database session of its own. It ends with the block, or with this process, however that
-    dies. Runs that record to different databases do not see one another.
+    The lock belongs to a database session of its own. It ends with the block, or with this process, however
+    that dies. Runs that record to different databases do not see one another.
 
     Args:
         db: where the lock is held.

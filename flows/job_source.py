@@ -102,9 +102,9 @@ def pending_part(plan: Plan, pending: Sequence[int]) -> Plan:
 def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
     """The plan with only the rows where `keep` is true; `plan` itself is not changed.
 
-    The summary counts the part; its other figures stay those of the whole plan. What a request shares with the
-    one before it in the part is the least of what was shared along the rows between them: a lower bound in any
-    order, exact depth first.
+    The summary counts the part; its other figures stay those of the whole plan. What a request shares with
+    the one before it in the part is the least of what was shared along the rows between them: a lower bound
+    in any order, exact depth first.
 
     Args:
         plan: the plan.

@@ -92,9 +92,9 @@ def create_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None =
 def run_job(wiring: Wiring, job_id: str, progress: Progress) -> JobOutcome:
     """Runs an existing job to its end, or continues it where an earlier run stopped.
 
-    Stages that are complete are not repeated and what has a result is never run twice. A job that has ended is left
-    as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept and exported.
-    SIGTERM stops the run and leaves the job to be continued.
+    Stages that are complete are not repeated and what has a result is never run twice. A job that has ended
+    is left as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept
+    and exported. SIGTERM stops the run and leaves the job to be continued.
 
     Raises:
         ConfigurationError: the job does not exist, or it cannot run as it was submitted; it is failed then.
@@ -117,8 +117,8 @@ def _call_stage(name: str, stage: Callable[[JobContext], str], context: JobConte
 def cancel_job(wiring: Wiring, job_id: str, progress: Progress) -> JobStatus:
     """Cancels a job and returns its state after that.
 
-    A run that executes it somewhere sees that within seconds and ends the job; where nothing runs, the job is ended
-    here, with what it has exported. A job that has ended stays as it is.
+    A run that executes it somewhere sees that within seconds and ends the job; where nothing runs, the job is
+    ended here, with what it has exported. A job that has ended stays as it is.
 
     Raises:
         StorageError: there is no such job.
@@ -173,7 +173,7 @@ def _take_job(
     stop: StopSignal,
     wait_for_lease: bool,
 ) -> Run:
-    """Starts a run. The lease of a run that died is waited for; one that is renewed meanwhile means it lives."""
+    """Starts a run. The lease of a run that died is waited for; one that is renewed means that it lives."""
     deadline_s = time.monotonic() + LEASE_S + 5.0
     told = False
     while True:
@@ -282,7 +282,7 @@ def _settle(context: JobContext) -> JobStatus:
         raise stale_run(context.run)
     if reason is StopReason.INTERRUPTED:
         raise RunInterruptedError(
-            f"The process was told to end; job {job_id} keeps its results, and running it again continues it.",
+            f"The process was told to end; job {job_id} keeps its results and is continued by running it again.",
             job_id=job_id,
         )
     # A cancellation that came when the last request had just finished is one all the same.

@@ -50,8 +50,8 @@ class StopSignal:
 def stopped_by_signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Calls `on_signal` at the first SIGINT or SIGTERM; a second one ends the process the usual way.
 
-    Outside of the main thread, where Python allows no signal handlers, nothing is installed. Earlier handlers are
-    put back at the end.
+    Outside of the main thread, where Python allows no signal handlers, nothing is installed. Earlier handlers
+    are put back at the end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

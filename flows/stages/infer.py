@@ -23,9 +23,9 @@ MAX_ENGINE_RESTARTS = 3
 def infer_job(context: JobContext) -> str:
     """Runs what has no result yet and records it; returns the outcome in one line.
 
-    One engine at a time works on a device: this waits for an engine run of another job, whoever started it. An
-    engine that dies is started again, up to `MAX_ENGINE_RESTARTS` times, with what was in flight. Returns early, with
-    requests left, when the context is told to stop.
+    One engine at a time works on a device: this waits for an engine run of another job, whoever started it.
+    An engine that dies is started again, up to `MAX_ENGINE_RESTARTS` times, with what was in flight. Returns
+    early, with requests left, when the context is told to stop.
 
     Raises:
         EngineStartError: the engine did not come up.
@@ -78,8 +78,8 @@ def _check_nothing_left(context: JobContext) -> None:
     num_left = len(pending_seqs(context.wiring.database, context.job_id))
     if num_left and context.stop.reason is None:
         raise EngineError(
-            f"The engine ended and left {num_left} requests of job {context.job_id} without a result; run the job "
-            "again, and report this with the engine's log if it stays so.",
+            f"The engine ended and left {num_left} requests of job {context.job_id} without a result; "
+            "run the job again, and report this if it stays so.",
             job_id=context.job_id,
         )
 
@@ -116,8 +116,8 @@ class EngineRun:
     def run(self, engine: Engine) -> None:
         """Opens the engine, runs what is pending and closes the engine, whatever happens.
 
-        Returns when every request has ended, or early when the context is told to stop; by then everything that
-        the engine told is committed.
+        Returns when every request has ended, or early when the context is told to stop; by then everything
+        that the engine told is committed.
         """
         database, run = self._context.wiring.database, self._context.run
         try:
@@ -166,7 +166,7 @@ class EngineRun:
             self._source.withdraw(sorted(self._open))
 
     def _revise(self, recorder: Recorder) -> None:
-        """Starts planning anew once the length samples are there, and hands a finished revision to the engine."""
+        """Starts planning anew once the samples are there, and hands a finished revision to the engine."""
         if self._replanner.is_due and not self._withdrawn:
             recorder.flush()
             self._replanner.start()

@@ -25,9 +25,9 @@ ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS = 0.25
 class Replanner:
     """Makes revision 1 of a plan beside the running engine, as a context manager.
 
-    It is due once, when every lead request of revision 0 has ended; or when all but a tenth have and a quarter of
-    the plan has ended, too. A plan without lead requests and a later revision are never planned anew. A revision
-    that cannot be made is a note in the log: the engine goes on with the plan it has.
+    It is due once, when every lead request of revision 0 has ended; or when all but a tenth have and a
+    quarter of the plan has ended, too. A plan without lead requests and a later revision are never planned
+    anew. A revision that cannot be made is a note in the log: the engine goes on with the plan it has.
     """
 
     __slots__ = (

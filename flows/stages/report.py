@@ -1,7 +1,7 @@
 """The report stage: the counts of an ended job reconciled, and what it did in one value."""
 
 from blend_core.errors import StorageError
-from flows.report import JobReport, build_report
+from flows.report import build_report
 from flows.stages.context import JobContext
 
 
@@ -16,8 +16,8 @@ def report_job(context: JobContext) -> str:
     num_ended = standing.succeeded + standing.errored + standing.expired + standing.cancelled
     if num_ended != standing.total:
         raise StorageError(
-            f"Job {context.job_id} counts {num_ended} ended requests of {standing.total}; compare its rows in "
-            "`request` and `result`, and report this.",
+            f"Job {context.job_id} counts {num_ended} ended requests of {standing.total}; "
+            "compare its rows in `request` and `result`, and report this.",
             job_id=context.job_id,
         )
     return report

@@ -1,0 +1,111 @@
+"""Serves the flow to Prefect: `ad-hoc` for runs from its pages, `nightly` on a schedule.
+
+    python -m flows.deployments
+
+`blend up` starts this with the services in its environment. Flow runs are processes of their own that it
+starts one at a time, since they share one device.
+"""
+
+import os
+import sys
+
+import httpx
+from prefect import serve
+from prefect.client.orchestration import get_client
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.exceptions import ObjectNotFound
+from prefect.schedules import Cron
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from blend_core.errors import BlendError, ConfigurationError, ServiceError
+from flows.job_spec import BatchJobSpec, load_job_file
+from flows.run_batch import run_batch
+from flows.running import create_job
+from flows.settings import NightlySettings, load_settings
+from flows.wiring import Endpoints, Wiring
+
+AD_HOC = "ad-hoc"
+NIGHTLY = "nightly"
+
+_NO_NIGHTLY_JOB = (
+    "Not scheduled: set BLEND_NIGHTLY__JOB to a job file (YAML), and BLEND_NIGHTLY__CRON and "
+    "BLEND_NIGHTLY__TIMEZONE to when it runs, then restart with `blend down` and `blend up`."
+)
+
+
+def build_deployments(nightly: NightlySettings) -> list[RunnerDeployment]:
+    """Both deployments; without a nightly job its schedule is there and inactive.
+
+    Raises:
+        ConfigurationError: the job file, the cron expression or the time zone is wrong.
+    """
+    ad_hoc = run_batch.to_deployment(
+        AD_HOC,
+        description="Runs the batch job that is given.",
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    job = None if nightly.job is None else load_job_file(nightly.job)
+    try:
+        schedule = Cron(nightly.cron, timezone=nightly.timezone, active=job is not None)
+        scheduled = run_batch.to_deployment(
+            NIGHTLY,
+            schedule=schedule,
+            parameters=None if job is None else {"job": job.model_dump(mode="json")},
+            description=_NO_NIGHTLY_JOB if job is None else f"Runs {nightly.job} every night.",
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"BLEND_NIGHTLY__CRON {nightly.cron!r} in time zone {nightly.timezone!r} is no schedule; give five "
+            "cron fields, and a zone such as Europe/Berlin in BLEND_NIGHTLY__TIMEZONE."
+        ) from error
+    return [ad_hoc, scheduled]
+
+
+def submit_job(wiring: Wiring, spec: BatchJobSpec) -> str:
+    """Hands a job to the served deployment `ad-hoc` and returns the id of its flow run.
+
+    Raises:
+        ServiceError: Prefect does not answer, or the deployment is not served.
+        StorageError: the job cannot be written down.
+    """
+    url = wiring.endpoints.prefect_api_url
+    if url is None:
+        raise ServiceError(
+            "There is no Prefect server to submit to; start it with `blend up`, or use `blend run`."
+        )
+    try:
+        with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
+            deployment = client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
+            # Written down first, so that the job shows in `blend status` while it waits for its turn.
+            job_id = create_job(wiring, spec)
+            parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
+            created = client.create_flow_run_from_deployment(
+                deployment.id, parameters=parameters, name=spec.name
+            )
+    except ObjectNotFound:
+        raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None
+    except httpx.HTTPError as error:
+        raise ServiceError(
+            f"Prefect at {url} did not answer ({type(error).__name__}); start it with `blend up`, "
+            "or use `blend run`."
+        ) from error
+    return str(created.id)
+
+
+def main() -> None:
+    """Serves until the process is ended."""
+    try:
+        settings = load_settings()
+        # Flow runs are started with this environment; without a database they could do nothing but fail.
+        Endpoints.from_settings(settings)
+        deployments = build_deployments(settings.nightly)
+    except BlendError as error:
+        sys.exit(f"blend: {error}")
+    # What the stages log through the standard library belongs to the flow run's log, too.
+    os.environ.setdefault("PREFECT_LOGGING_EXTRA_LOGGERS", "flows,storage,blend_core")
+    serve(*deployments, limit=1, print_starting_message=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The Prefect flow of a batch job: every stage a task, progress while it runs, a summary at the end.
+
+Prefect triggers, shows and schedules; the job's own tables decide. The stages are those of `flows.running`.
+
+`from __future__ import annotations` must stay out of this module: Prefect could not build a deployed flow's
+form.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from signal import Signals
+from typing import Any
+from uuid import UUID
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from blend_core.engines.base import StepWindow
+from flows.job_spec import BatchJobSpec
+from flows.progress import BatchRates
+from flows.report import build_report
+from flows.report_format import density_headers, density_rows, report_markdown
+from flows.running import JobOutcome, create_job, run_stages
+from flows.settings import load_settings
+from flows.stages import JobContext
+from flows.stopping import StopReason, StopSignal, stopped_by_signals
+from flows.wiring import Endpoints, Wiring
+from storage.jobs import JobStatus
+
+ARTIFACT_INTERVAL_S = 2.0
+
+RunLogger = logging.Logger | logging.LoggerAdapter[Any]
+
+
+@flow(name="run-batch", flow_run_name="{job.name}", persist_result=False)
+def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
+    """Runs a batch job: ingest, plan, infer, export, report.
+
+    A retry of this flow run continues the same job. Cancelling the flow run cancels the job and keeps its
+    results; any other end of the process leaves the job to be continued.
+
+    Args:
+        job: what to run.
+        job_id: a job to continue in place of making one; `job` is not looked at then.
+    """
+    logger = get_run_logger()
+    run_id = str(flow_run.get_id())
+    settings = load_settings()
+    wiring = Wiring.from_settings(settings, Endpoints.from_settings(settings))
+    stop = StopSignal()
+    try:
+        chosen = job_id or create_job(wiring, job, idempotency_key=f"prefect:{run_id}")
+        logger.info("Job %s", chosen)
+        with stopped_by_signals(partial(_stop, run_id, stop)):
+            outcome = run_stages(wiring, chosen, PrefectProgress(logger, time.monotonic), stop, _run_as_task)
+        _show_report(wiring, chosen)
+    finally:
+        wiring.close()
+    return _end_state(outcome)
+
+
+def _run_as_task(name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
+    # What a stage has done is in the job's tables; a cached task would only hide that.
+    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    def run_stage() -> str:
+        return stage(context)
+
+    return run_stage()
+
+
+def _stop(flow_run_id: str, stop: StopSignal, number: Signals) -> None:
+    """Stops the run after a signal; off the main thread, since asking Prefect may need the thread's own
+    client.
+    """
+
+    def decide() -> None:
+        is_cancelled = number is Signals.SIGINT or _is_cancelling(flow_run_id)
+        stop.request(StopReason.CANCELLED if is_cancelled else StopReason.INTERRUPTED)
+
+    threading.Thread(target=decide, name="stop", daemon=True).start()
+
+
+def _is_cancelling(flow_run_id: str) -> bool:
+    """Whether the user cancelled the flow run; Prefect ends its process by SIGTERM then, as others do,
+    too.
+    """
+    try:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(UUID(flow_run_id)).state
+    except Exception:
+        # A Prefect that does not answer cannot have asked for anything: the job stays to be continued.
+        logging.getLogger(__name__).warning("Prefect did not say why the flow run is ended.", exc_info=True)
+        return False
+    return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
+
+
+def _end_state(outcome: JobOutcome) -> State[Any]:
+    message = (
+        f"Job {outcome.job_id} {outcome.status}: {outcome.succeeded:,} succeeded + {outcome.errored:,} errored "
+        f"+ {outcome.expired:,} expired + {outcome.cancelled:,} cancelled = {outcome.total:,}"
+    )
+    if outcome.status == JobStatus.COMPLETED:
+        return Completed(message=message)
+    return Cancelled(message=message) if outcome.status == JobStatus.CANCELLED else Failed(message=message)
+
+
+def _show_report(wiring: Wiring, job_id: str) -> None:
+    report = build_report(wiring.database, wiring.objects, job_id)
+    create_markdown_artifact(report_markdown(report), key="summary", description=f"Job {job_id}")
+    headers = density_headers(report)
+    create_table_artifact(
+        [dict(zip(headers, row, strict=True)) for row in density_rows(report)],
+        key="density",
+        description=f"Compute density of the batches of job {job_id}",
+    )
+
+
+class PrefectProgress:
+    """Shows a run as log lines and one progress artifact. A Prefect that does not answer never disturbs the
+    run.
+    """
+
+    __slots__ = ("_artifact_id", "_clock", "_logger", "_next_at_s", "_rates", "_stage")
+
+    def __init__(self, logger: RunLogger, clock: Callable[[], float]) -> None:
+        """`clock` gives rising seconds."""
+        self._logger = logger
+        self._clock = clock
+        self._artifact_id: UUID | None = None
+        self._next_at_s = clock()
+        self._rates = BatchRates()
+        self._stage = ""
+
+    def stage_started(self, stage: str, detail: str) -> None:
+        """Logs a line."""
+        self._stage = stage
+        self._logger.info("%s: %s", stage, detail)
+
+    def stage_finished(self, stage: str, detail: str) -> None:
+        """Logs a line, and fills the bar when the engine is done."""
+        self._logger.info("%s: done, %s", stage, detail)
+        if stage == "infer":
+            self._show(100.0, detail)
+
+    def counted(self, num_done: int, num_total: int | None) -> None:
+        """Moves the bar, at most once every `ARTIFACT_INTERVAL_S`."""
+        if self._stage != "infer" or not num_total or self._clock() < self._next_at_s:
+            return
+        self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
+        line = f"{num_done:,} of {num_total:,} requests, {self._rates.line()}".removesuffix(", ")
+        self._show(100.0 * num_done / num_total, line)
+
+    def window(self, window: StepWindow) -> None:
+        """Keeps the rates for the next move."""
+        self._rates.add(window)
+
+    def note(self, message: str) -> None:
+        """Logs a line."""
+        self._logger.info("%s", message)
+
+    def _show(self, percent: float, description: str) -> None:
+        try:
+            if self._artifact_id is None:
+                self._artifact_id = create_progress_artifact(percent, key="progress", description=description)
+            else:
+                update_progress_artifact(self._artifact_id, percent, description=description)
+        except Exception as error:
+            self._logger.warning("The progress artifact cannot be written (%s).", type(error).__name__)
