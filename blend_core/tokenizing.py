@@ -20,7 +20,7 @@ class Tokenizer:
     """The tokenizer of one model folder.
 
     Nothing is truncated, padded or cleaned up. A chat's special tokens, the beginning-of-sequence token among
-    them, come from its template alone; those of a completion from the tokenizer. So no prompt begins with two.
+    them, come from its template alone; those of a completion from the tokenizer: no prompt begins with two.
 
     Batches are encoded on all cores by the tokenizer library itself. One request at fault harms no other. Not
     safe to share between threads.

@@ -1,0 +1,67 @@
+"""The second and later uses of a `custom_id` in a job."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from blend_core.errors import RequestError, RequestErrorCode, SourceError
+from flows.ingest.custom_ids import CustomIds
+from flows.ingest.draft import SourceItem
+from flows.ingest.prompts import quoted
+
+_LINE_BITS = 40
+
+
+class DuplicateCheck:
+    """Turns every repeated `custom_id` into an error, across all sources of a job.
+
+    The first use keeps the id, whatever else is wrong with that request. Mutates itself on every call.
+    """
+
+    __slots__ = ("_fail_job", "_ids", "_uris")
+
+    def __init__(self, *, fail_job: bool) -> None:
+        """Start with no ids; `fail_job` ends the whole job at the first repetition."""
+        self._fail_job = fail_job
+        self._ids = CustomIds()
+        self._uris: list[str] = []
+
+    def apply(self, items: Sequence[SourceItem]) -> list[SourceItem]:
+        """The items in their order, repetitions replaced by their error, which takes the place of any other.
+
+        Args:
+            items: the next items of one source; sources follow one another.
+
+        Raises:
+            SourceError: an id is repeated and the job asked to fail then.
+        """
+        named = [index for index, item in enumerate(items) if item.custom_id is not None]
+        checked = list(items)
+        ids = [items[index].custom_id or "" for index in named]
+        positions = np.array([self._position(items[index]) for index in named], dtype=np.int64)
+        first_uses = self._ids.add(ids, positions)
+        for place in np.flatnonzero(first_uses >= 0):
+            item = items[named[place]]
+            checked[named[place]] = self._duplicate(item, int(first_uses[place]))
+        return checked
+
+    def _position(self, item: SourceItem) -> int:
+        if not self._uris or self._uris[-1] != item.source_uri:
+            self._uris.append(item.source_uri)
+        return (len(self._uris) - 1) << _LINE_BITS | item.source_line
+
+    def _duplicate(self, item: SourceItem, first_use: int) -> SourceItem:
+        uri = self._uris[first_use >> _LINE_BITS]
+        first_line = first_use & ((1 << _LINE_BITS) - 1)
+        kind = "row" if uri.startswith("sql:") else "line"
+        reason = (
+            f"`custom_id` {quoted(item.custom_id or '')} was used before, by {kind} {first_line} of {uri}"
+        )
+        if self._fail_job:
+            raise SourceError(
+                f"{reason}, and again by {item.source_uri}, {item.source_line}; make the ids unique, "
+                "or let repetitions become error rows (on_duplicate: row)."
+            )
+        error = RequestError(f"{reason}.", RequestErrorCode.DUPLICATE_CUSTOM_ID)
+        return msgspec.structs.replace(item, custom_id=None, parsed=error)

@@ -1,0 +1,133 @@
+"""The sources of a job as batches of parsed items, in the order that the job names them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from blend_core.errors import ConfigurationError, RequestError
+from flows.ingest.draft import Draft, SourceItem
+from flows.ingest.parse import ParseOptions, is_blank, parse_line
+from flows.ingest.template import RowTemplate, TemplateOptions
+from flows.job_spec import BatchJobSpec, SqlSource
+from storage.object_lines import LineBatch
+from storage.objects import ObjectEntry, ObjectStore
+from storage.sql_source import stream_rows
+
+_ROWS_PER_BATCH = 1_000
+_EXCERPT_CHARS = 200
+
+
+def read_sources(
+    job: BatchJobSpec, objects: ObjectStore, source_urls: Mapping[str, str], options: ParseOptions
+) -> Iterator[list[SourceItem]]:
+    """Every item of the job's sources: first the S3 objects, then the queries.
+
+    Templates, connections and addresses are checked at once; a batch is read when it is asked for.
+
+    Args:
+        job: names the sources.
+        objects: where its S3 addresses are read.
+        source_urls: Postgres URLs by the names that SQL sources use.
+        options: of parsing.
+
+    Raises:
+        ConfigurationError: a template is not valid, or a connection has no URL.
+        SourceError: an address holds no object; while reading, what a source answers.
+    """
+    queries = [_open_query(source, source_urls, options) for source in job.sql]
+    entries = {entry.uri: entry for uri in job.s3 for entry in objects.list(uri)}
+    return _read_all(list(entries.values()), objects, queries, options)
+
+
+def read_lines(
+    source_uri: str, batches: Iterable[LineBatch], options: ParseOptions
+) -> Iterator[list[SourceItem]]:
+    """Parse the lines of one object; blank ones are skipped."""
+    for batch in batches:
+        yield [
+            _parse_line(source_uri, line_number, line, options)
+            for line_number, line in enumerate(batch.lines, batch.first_line)
+            if not is_blank(line)
+        ]
+
+
+def read_rows(
+    source_uri: str, rows: Iterable[Mapping[str, Any]], template: RowTemplate
+) -> Iterator[list[SourceItem]]:
+    """Fill the template with the rows of one query.
+
+    Raises:
+        SourceError: the rows lack the id column.
+    """
+    numbered = enumerate(rows, 1)
+    while batch := list(islice(numbered, _ROWS_PER_BATCH)):
+        if batch[0][0] == 1:
+            template.check_columns(batch[0][1].keys())
+        yield [_fill_row(source_uri, number, row, template) for number, row in batch]
+
+
+def _open_query(
+    source: SqlSource, source_urls: Mapping[str, str], options: ParseOptions
+) -> tuple[SqlSource, str, RowTemplate]:
+    url = source_urls.get(source.connection)
+    if url is None:
+        raise ConfigurationError(
+            f"There is no connection {source.connection!r}; "
+            f"set BLEND_SOURCES__{source.connection.upper()} to its URL."
+        )
+    template = RowTemplate(
+        TemplateOptions(
+            prompt=source.prompt,
+            system=source.system,
+            id_column=source.id_column or None,
+            max_tokens=source.max_tokens or options.default_max_tokens,
+            temperature=source.temperature,
+        )
+    )
+    return source, url, template
+
+
+def _read_all(
+    entries: list[ObjectEntry],
+    objects: ObjectStore,
+    queries: list[tuple[SqlSource, str, RowTemplate]],
+    options: ParseOptions,
+) -> Iterator[list[SourceItem]]:
+    for entry in entries:
+        batches = objects.iter_line_batches(entry, max_line_bytes=options.max_line_bytes)
+        yield from read_lines(entry.uri, batches, options)
+    for number, (source, url, template) in enumerate(queries, 1):
+        yield from read_rows(f"sql:{number}", stream_rows(url, source.query), template)
+
+
+def _parse_line(source_uri: str, source_line: int, line: bytes, options: ParseOptions) -> SourceItem:
+    try:
+        draft = parse_line(line, options)
+    except RequestError as error:
+        return _faulty(source_uri, source_line, error, line[: 4 * _EXCERPT_CHARS].decode(errors="replace"))
+    return SourceItem(source_uri, source_line, draft.custom_id, draft, _prompt_excerpt(draft))
+
+
+def _fill_row(source_uri: str, source_line: int, row: Mapping[str, Any], template: RowTemplate) -> SourceItem:
+    try:
+        draft = template.fill(row)
+    except RequestError as error:
+        shown = {name: str(value)[:_EXCERPT_CHARS] for name, value in islice(row.items(), 20)}
+        return _faulty(source_uri, source_line, error, str(shown))
+    return SourceItem(source_uri, source_line, draft.custom_id, draft, _prompt_excerpt(draft))
+
+
+def _faulty(source_uri: str, source_line: int, error: RequestError, text: str) -> SourceItem:
+    custom_id = error.ids.get("custom_id")
+    return SourceItem(
+        source_uri, source_line, None if custom_id is None else str(custom_id), error, text[:_EXCERPT_CHARS]
+    )
+
+
+def _prompt_excerpt(draft: Draft) -> str:
+    """The beginning of the last message, which tells requests apart better than a shared system message."""
+    if draft.messages is not None:
+        return str(draft.messages[-1]["content"])[:_EXCERPT_CHARS]
+    if draft.prompt is not None:
+        return draft.prompt[:_EXCERPT_CHARS]
+    return str((draft.prompt_token_ids or [])[: _EXCERPT_CHARS // 4])[:_EXCERPT_CHARS]
