@@ -1,0 +1,172 @@
+"""Model sizes from Hugging Face configurations, and device profiles from files."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend_core.device_measure import MeasureSizes, measure_cpu_profile
+from blend_core.errors import ConfigurationError
+from blend_core.specs import (
+    ModelSpec,
+    device_profile_names,
+    load_device_profile,
+    load_model_spec,
+    model_spec_from_hf_config,
+    model_spec_preset,
+    model_spec_preset_names,
+    save_device_profile,
+)
+
+LLAMA_8B: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+QWEN2_7B: dict[str, Any] = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 131072,
+}
+SMOLLM2: dict[str, Any] = {
+    **LLAMA_8B,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+QWEN3_0_6B: dict[str, Any] = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "num_parameters"),
+    [(LLAMA_8B, 8_030_261_248), (QWEN2_7B, 7_615_616_512), (SMOLLM2, 134_515_008), (QWEN3_0_6B, 596_049_920)],
+    ids=["llama-8b", "qwen2-7b", "smollm2-tied", "qwen3-tied"],
+)
+def test_parameters_are_counted_as_published(config: dict[str, Any], num_parameters: int) -> None:
+    assert model_spec_from_hf_config(config, "model", "bf16").num_parameters == num_parameters
+
+
+def test_head_size_may_differ_from_hidden_over_heads() -> None:
+    spec = model_spec_from_hf_config(QWEN3_0_6B, "model", "float32")
+    assert (spec.head_size, spec.num_heads, spec.dtype_bytes) == (128, 16, 4)
+
+
+def test_presets_equal_their_configurations() -> None:
+    assert model_spec_preset("llama-3.1-8b") == model_spec_from_hf_config(LLAMA_8B, "llama-3.1-8b", "bf16")
+    assert model_spec_preset("qwen2.5-7b") == model_spec_from_hf_config(QWEN2_7B, "qwen2.5-7b", "bf16")
+    assert set(model_spec_preset_names()) >= {"llama-3.1-8b", "llama-3.1-70b", "llama-2-7b", "qwen2.5-7b"}
+    for name in model_spec_preset_names():
+        assert model_spec_preset(name).name == name
+
+
+def test_spec_is_read_from_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B))
+    assert load_model_spec(folder, "bfloat16") == replace(model_spec_preset("llama-3.1-8b"), name="tiny")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ({"model_type": None}, "None"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": "many"}, "vocab_size"),
+    ],
+)
+def test_what_the_formulas_do_not_cover_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        model_spec_from_hf_config({**LLAMA_8B, **change}, "model", "bf16")
+
+
+def test_mistral_without_a_window_is_covered() -> None:
+    spec = model_spec_from_hf_config(
+        {**LLAMA_8B, "model_type": "mistral", "sliding_window": None}, "m", "fp16"
+    )
+    assert isinstance(spec, ModelSpec)
+
+
+def test_unknown_dtype_and_missing_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="int4"):
+        model_spec_from_hf_config(LLAMA_8B, "model", "int4")
+    with pytest.raises(ConfigurationError, match=r"config\.json"):
+        load_model_spec(tmp_path, "bf16")
+
+
+def test_profiles_ship_by_name() -> None:
+    assert set(device_profile_names()) >= {"a100-80g", "h100", "h200", "l4", "cpu"}
+    for name in device_profile_names():
+        assert load_device_profile(name).name == name
+
+
+def test_unknown_profile_names_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match="a100-80g"):
+        load_device_profile("abacus")
+
+
+def test_saved_profile_is_read_back_exactly(tmp_path: Path) -> None:
+    profile = replace(load_device_profile("a100-80g"), name='odd "name"', bandwidth_bytes_per_s=1 / 3e-12)
+    save_device_profile(profile, tmp_path / "mine.toml")
+    assert load_device_profile(str(tmp_path / "mine.toml")) == profile
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("kv_capacity_bytes = 0", "kv_capacity_bytes"),
+        ('kv_capacity_bytes = "much"', "kv_capacity_bytes"),
+        ("kv_capacity_bytes = nan", "kv_capacity_bytes"),
+        ("", "kv_capacity_bytes"),
+        ("kv_capacity_bytes = 1e9\nturbo = true", "turbo"),
+        ("= =", "TOML"),
+    ],
+)
+def test_faulty_profile_is_refused_by_name(tmp_path: Path, line: str, named: str) -> None:
+    values = asdict(load_device_profile("cpu"))
+    del values["kv_capacity_bytes"]
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    (tmp_path / "bad.toml").write_text("\n".join([*lines, line]))
+    with pytest.raises(ConfigurationError, match=named):
+        load_device_profile(str(tmp_path / "bad.toml"))
+
+
+def test_measured_profile_is_usable_and_survives_its_file(tmp_path: Path) -> None:
+    small = MeasureSizes(hidden_size=64, intermediate_size=128, stream_bytes=1 << 20, num_repeats=2)
+    profile = measure_cpu_profile("here", sizes=small)
+    assert profile.compute_flops_per_s > 0
+    assert 0 < profile.gemm_efficiency <= 1
+    save_device_profile(profile, tmp_path / "here.toml")
+    assert load_device_profile(str(tmp_path / "here.toml")) == profile
