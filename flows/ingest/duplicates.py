@@ -16,7 +16,7 @@ _LINE_BITS = 40
 class DuplicateCheck:
     """Turns every repeated `custom_id` into an error, across all sources of a job.
 
-    The first use keeps the id, whatever else is wrong with that request. Mutates itself on every call.
+    An id counts as used even where that request is at fault elsewhere. A request at fault keeps its error.
     """
 
     __slots__ = ("_fail_job", "_ids", "_uris")
@@ -28,7 +28,7 @@ class DuplicateCheck:
         self._uris: list[str] = []
 
     def apply(self, items: Sequence[SourceItem]) -> list[SourceItem]:
-        """The items in their order, repetitions replaced by their error, which takes the place of any other.
+        """The items in their order, good ones that repeat an id replaced by an error. Remembers their ids.
 
         Args:
             items: the next items of one source; sources follow one another.
@@ -43,7 +43,8 @@ class DuplicateCheck:
         first_uses = self._ids.add(ids, positions)
         for place in np.flatnonzero(first_uses >= 0):
             item = items[named[place]]
-            checked[named[place]] = self._duplicate(item, int(first_uses[place]))
+            if not isinstance(item.parsed, RequestError):
+                checked[named[place]] = self._duplicate(item, int(first_uses[place]))
         return checked
 
     def _position(self, item: SourceItem) -> int:
@@ -64,4 +65,4 @@ class DuplicateCheck:
                 "or let repetitions become error rows (on_duplicate: row)."
             )
         error = RequestError(f"{reason}.", RequestErrorCode.DUPLICATE_CUSTOM_ID)
-        return msgspec.structs.replace(item, custom_id=None, parsed=error)
+        return msgspec.structs.replace(item, parsed=error)

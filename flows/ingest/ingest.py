@@ -59,9 +59,9 @@ def ingest(
 ) -> IngestCounts:
     """Read all sources to their end and write what they hold.
 
-    One batch is in memory at a time. The writers are opened and closed here: the rows mark the ingest complete
-    only after the last shard is stored. An ingest that ended in the middle leaves the job unfinished; repeating
-    it starts anew, and the writers replace what the earlier one left, so repeating is always safe.
+    One batch is in memory at a time. The writers are opened and closed here: the rows mark the ingest as
+    complete only after the last shard is stored. An ingest that ended in the middle leaves the job
+    unfinished; repeating it starts anew, and the writers replace what the earlier one left.
 
     Args:
         batches: parsed items, source by source.

@@ -15,8 +15,8 @@ from flows.ingest.fields import RULES_BY_ENDPOINT, Effect
 from flows.ingest.prompts import quoted
 from flows.ingest.values import invalid_value
 
-MAX_CUSTOM_ID_CHARS = 512
-"""Longest `custom_id`: OpenAI's own limit is shorter; an index entry of Postgres holds this one."""
+MAX_CUSTOM_ID_BYTES = 512
+"""Longest `custom_id` in UTF-8: what an index entry of the database holds."""
 
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 _LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
@@ -98,22 +98,20 @@ def check_custom_id(custom_id: object) -> str:
     Raises:
         RequestError: it is missing, no string, empty, too long or has control characters.
     """
-    if (
-        isinstance(custom_id, str)
-        and 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS
-        and _has_no_control(custom_id)
-    ):
-        return custom_id
+    if isinstance(custom_id, str) and custom_id and _has_no_control(custom_id):
+        num_bytes = len(custom_id) if custom_id.isascii() else len(custom_id.encode())
+        if num_bytes <= MAX_CUSTOM_ID_BYTES:
+            return custom_id
     if custom_id is None:
         reason = "`custom_id` is missing."
     elif not isinstance(custom_id, str):
         reason = "`custom_id` must be a string."
     elif not custom_id:
         reason = "`custom_id` is empty."
-    elif len(custom_id) > MAX_CUSTOM_ID_CHARS:
-        reason = f"`custom_id` has {len(custom_id)} characters; at most {MAX_CUSTOM_ID_CHARS} are allowed."
-    else:
+    elif not _has_no_control(custom_id):
         reason = "`custom_id` has control characters."
+    else:
+        reason = f"`custom_id` is longer than {MAX_CUSTOM_ID_BYTES} bytes."
     raise RequestError(reason, RequestErrorCode.INVALID_CUSTOM_ID)
 
 
