@@ -1,0 +1,238 @@
+"""An engine in a process of its own, in a process group of its own, that ends with its parent.
+
+`EngineProcess` is an `Engine` around any other one. The child is a fresh interpreter (nothing of the parent's main
+module runs in it), so it may be started from any thread of any program. A thread in the parent serves the child: it
+answers from the `RequestSource` and queues events, at most a few hundred, so that a slow reader slows the engine down
+instead of filling memory.
+"""
+
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestSource
+from blend_core.engines.process_messages import (
+    Answer,
+    Ask,
+    AskChanges,
+    AskPlan,
+    AskRequests,
+    Changes,
+    Failed,
+    Happened,
+    Opened,
+    RunEnded,
+    SourceFailed,
+    StartRun,
+)
+from blend_core.errors import ConfigurationError, EngineDiedError, EngineError
+
+_MAX_QUEUED_EVENTS = 256
+_POLL_S = 0.5
+
+EngineFactory = Callable[[], Engine]
+
+
+class EngineProcess:
+    """Runs the engine that a factory makes in a child process.
+
+    `open`, `run` and `close` may be called from any thread, one at a time; the source is asked from another thread
+    than the one that reads the events.
+    """
+
+    def __init__(self, make_engine: EngineFactory) -> None:
+        """Starts nothing yet.
+
+        Args:
+            make_engine: called in the child. Must be picklable: a function of an importable module, or a
+                `functools.partial` of one over picklable options.
+
+        Raises:
+            ConfigurationError: the factory cannot be pickled.
+        """
+        try:
+            self._pickled_factory = pickle.dumps(make_engine)
+        except Exception as error:  # pickle raises what the object's own methods raise
+            raise ConfigurationError(
+                f"The engine factory cannot be sent to a process ({type(error).__name__}); "
+                "give a function of an importable module."
+            ) from error
+        self._child: _Child | None = None
+        self._info: EngineInfo | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, and id of its process group; None while there is none."""
+        return self._child.pid if self._child is not None else None
+
+    def open(self) -> EngineInfo:
+        """Starts the child and opens the engine in it; see `Engine.open`.
+
+        Raises what the engine's own `open` raises, and `EngineDiedError` when the child ends instead.
+        """
+        if self._info is None:
+            self._child = _Child(self._pickled_factory)
+            try:
+                opened = self._child.next_message()
+            except BaseException:
+                self.close()
+                raise
+            assert isinstance(opened, Opened)
+            self._info = opened.info
+        return self._info
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        """Runs everything in the source; see `Engine.run`. A run that is given up half-way closes the engine."""
+        if self._child is None:
+            raise EngineError("The engine is not open; call open() before run().")
+        return self._events(self._child, source)
+
+    def _events(self, child: "_Child", source: RequestSource) -> Iterator[EngineEvent]:
+        through = False
+        child.start_run(source)
+        try:
+            while True:
+                message = child.next_message()
+                if isinstance(message, RunEnded):
+                    through = True
+                    return
+                assert isinstance(message, Happened)
+                yield message.event
+        finally:
+            if not through:
+                self.close()
+
+    def close(self) -> None:
+        """Kills the child's process group and waits for it. Idempotent."""
+        child, self._child, self._info = self._child, None, None
+        if child is not None:
+            child.end()
+
+
+class _Child:
+    """One child process with the thread that serves it."""
+
+    def __init__(self, pickled_factory: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        lifeline_read, self._lifeline = os.pipe()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "blend_core.engines.process_child"]
+                    + [str(theirs.fileno()), str(lifeline_read)],
+                    stdin=subprocess.DEVNULL,
+                    # The parent's results go to standard output, so nothing of the child's may.
+                    stdout=2,
+                    pass_fds=(theirs.fileno(), lifeline_read),
+                    start_new_session=True,
+                    env={
+                        **os.environ,
+                        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                    },
+                )
+            finally:
+                os.close(lifeline_read)
+        self._channel = Connection(ours.detach())
+        self._channel.send_bytes(pickled_factory)
+        self._inbox: queue.Queue[Opened | Happened | RunEnded | Exception] = queue.Queue(_MAX_QUEUED_EVENTS)
+        self._ending = threading.Event()
+        self._source: RequestSource | None = None
+        self._source_error: Exception | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"engine-{self.pid}", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start_run(self, source: RequestSource) -> None:
+        self._source = source
+        self._source_error = None
+        with suppress(OSError):  # a dead child is reported by the serving thread
+            self._channel.send(StartRun())
+
+    def next_message(self) -> Opened | Happened | RunEnded:
+        """The next message for the engine's user. Raises what ended the child or failed in it."""
+        message = self._inbox.get()
+        if isinstance(message, Exception):
+            raise message
+        return message
+
+    def end(self) -> None:
+        """Kills the group, joins process and thread."""
+        self._ending.set()
+        self._kill_group()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._channel.close()
+        with suppress(OSError):
+            os.close(self._lifeline)
+
+    def _kill_group(self) -> None:
+        # Before the leader is waited for: until then nobody else can get its number.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _serve(self) -> None:
+        try:
+            while not self._ending.is_set():
+                if self._channel.poll(_POLL_S):
+                    self._take(self._channel.recv())
+                elif self._process.poll() is not None:
+                    break
+        except (EOFError, OSError):
+            pass  # the child is gone, or going
+        if not self._ending.is_set():
+            self._kill_group()
+            self._put(_died(self._process.returncode))
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, AskPlan | AskRequests | AskChanges):
+            self._channel.send(self._answer(message))
+        elif isinstance(message, Failed):
+            self._put(self._source_error or message.error)
+        else:
+            assert isinstance(message, Opened | Happened | RunEnded)
+            self._put(message)
+
+    def _answer(self, question: Ask) -> Answer:
+        source = self._source
+        assert source is not None, "the child asked outside a run"
+        try:
+            match question:
+                case AskPlan():
+                    return source.plan()
+                case AskRequests(seqs):
+                    return tuple(source.fetch(seqs))
+                case AskChanges():
+                    return Changes(source.revision(), tuple(source.withdrawn()))
+        except Exception as error:  # whatever the source raises is its user's to see
+            self._source_error = error
+            return SourceFailed()
+
+    def _put(self, message: Opened | Happened | RunEnded | Exception) -> None:
+        """Queues for the reader; waits while the queue is full, but not beyond the end."""
+        while not self._ending.is_set():
+            with suppress(queue.Full):
+                self._inbox.put(message, timeout=_POLL_S)
+                return
+
+
+def _died(return_code: int) -> EngineDiedError:
+    if return_code < 0:
+        how = f"was killed by signal {signal.Signals(-return_code).name}"
+    else:
+        how = f"ended with exit status {return_code}"
+    return EngineDiedError(
+        f"The engine process {how}; its unfinished requests run again when the job is continued.",
+        return_code=return_code,
+    )

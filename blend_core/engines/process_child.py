@@ -1,0 +1,177 @@
+"""The engine's side of `EngineProcess`: `python -m blend_core.engines.process_child CHANNEL_FD LIFELINE_FD`.
+
+Standard output is the parent's standard error here, so whatever an engine prints ends up among the logs.
+"""
+
+import os
+import pickle
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+
+from blend_core.engines.base import Engine
+from blend_core.engines.process_messages import (
+    Ask,
+    AskChanges,
+    AskPlan,
+    AskRequests,
+    Changes,
+    Failed,
+    Happened,
+    Opened,
+    RunEnded,
+    SourceFailed,
+    StartRun,
+)
+from blend_core.errors import BlendError, EngineError, EngineStartError
+from blend_core.plan import Plan
+from blend_core.request import Request
+
+_CHANGES_INTERVAL_S = 0.1
+_PARENT_POLL_S = 0.5
+
+
+def main(channel_fd: int, lifeline_fd: int) -> None:
+    """Opens the engine that the parent names and runs what it asks for, until the parent is gone."""
+    threading.Thread(
+        target=_end_with_parent, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
+    ).start()
+    channel = Connection(channel_fd)
+    try:
+        engine = _open(channel)
+        while engine is not None:
+            assert isinstance(channel.recv(), StartRun), "the parent sent an answer outside a run"
+            _run(engine, channel)
+    except (EOFError, OSError):
+        return  # the parent closed the channel
+
+
+def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
+    """Waits for the parent's end, then kills this process group.
+
+    The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The kernel's
+    parent-death signal is of no use: it is tied to the thread that started the process, and spares grandchildren.
+    """
+    while os.getppid() == parent_pid:
+        readable, _, _ = select.select([lifeline_fd], [], [], _PARENT_POLL_S)
+        if readable:
+            break
+    os.killpg(0, signal.SIGKILL)
+
+
+def _open(channel: Connection) -> Engine | None:
+    try:
+        make_engine: Callable[[], Engine] = pickle.loads(channel.recv_bytes())  # noqa: S301 - from the parent
+        engine = make_engine()
+        info = engine.open()
+    except Exception as error:
+        _report(channel, error, EngineStartError)
+        return None
+    channel.send(Opened(info))
+    return engine
+
+
+def _run(engine: Engine, channel: Connection) -> None:
+    try:
+        for event in engine.run(RemoteSource(channel, time.monotonic)):
+            channel.send(Happened(event))
+    except OSError:
+        raise
+    except Exception as error:
+        _report(channel, error, EngineError)
+    else:
+        channel.send(RunEnded())
+
+
+def _report(channel: Connection, error: Exception, wrapper: type[EngineError]) -> None:
+    """Sends an error of the tree as it is, any other one as its name with the details in the log."""
+    if not isinstance(error, BlendError):
+        traceback.print_exception(error, file=sys.stderr)
+        error = wrapper(
+            f"The engine failed with {type(error).__name__}; the log on standard error has the details."
+        )
+    channel.send(Failed(error))
+
+
+class RemoteSource:
+    """The parent's `RequestSource`. Changes are asked for at intervals and never waited for between steps."""
+
+    __slots__ = ("_asked_changes_at", "_channel", "_clock", "_pending", "_revisions", "_withdrawn")
+
+    def __init__(self, channel: Connection, clock: Callable[[], float]) -> None:
+        """Asks nothing yet.
+
+        Args:
+            channel: to the parent, used by this source alone while the run lasts.
+            clock: seconds of a clock that never jumps.
+        """
+        self._channel = channel
+        self._clock = clock
+        self._asked_changes_at = clock() - _CHANGES_INTERVAL_S
+        self._pending = False
+        self._revisions: deque[Plan] = deque()
+        self._withdrawn: list[int] = []
+
+    def plan(self) -> Plan:
+        """See `RequestSource`."""
+        plan = self._ask(AskPlan())
+        assert isinstance(plan, Plan)
+        return plan
+
+    def fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
+        """See `RequestSource`."""
+        requests = self._ask(AskRequests(tuple(seqs)))
+        assert isinstance(requests, tuple)
+        return requests
+
+    def revision(self) -> Plan | None:
+        """See `RequestSource`."""
+        self._look_for_changes()
+        return self._revisions.popleft() if self._revisions else None
+
+    def withdrawn(self) -> Sequence[int]:
+        """See `RequestSource`."""
+        self._look_for_changes()
+        withdrawn, self._withdrawn = self._withdrawn, []
+        return withdrawn
+
+    def _look_for_changes(self) -> None:
+        if self._pending:
+            if self._channel.poll():
+                self._take_changes()
+        elif self._clock() - self._asked_changes_at >= _CHANGES_INTERVAL_S:
+            self._channel.send(AskChanges())
+            self._asked_changes_at = self._clock()
+            self._pending = True
+
+    def _take_changes(self) -> None:
+        changes = self._receive()
+        assert isinstance(changes, Changes)
+        self._pending = False
+        self._withdrawn += changes.withdrawn
+        if changes.revision is not None:
+            self._revisions.append(changes.revision)
+
+    def _ask(self, question: Ask) -> object:
+        """Sends a question and waits; answers come in the order of the questions."""
+        self._channel.send(question)
+        if self._pending:
+            self._take_changes()
+        return self._receive()
+
+    def _receive(self) -> object:
+        answer: object = self._channel.recv()
+        if isinstance(answer, SourceFailed):
+            self._pending = False
+            raise EngineError("The source of the requests failed; the parent process knows why.")
+        return answer
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
