@@ -12,10 +12,11 @@ import sys
 import httpx
 from prefect import serve
 from prefect.client.orchestration import get_client
-from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Cron
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.types.entrypoint import EntrypointType
 
 from blend_core.errors import BlendError, ConfigurationError, ServiceError
 from flows.job_spec import BatchJobSpec, load_job_file
@@ -56,9 +57,11 @@ def build_deployments(nightly: NightlySettings) -> list[RunnerDeployment]:
         )
     except ValueError as error:
         raise ConfigurationError(
-            f"BLEND_NIGHTLY__CRON {nightly.cron!r} in time zone {nightly.timezone!r} is no schedule; give five "
-            "cron fields, and a zone such as Europe/Berlin in BLEND_NIGHTLY__TIMEZONE."
+            f"BLEND_NIGHTLY__CRON {nightly.cron!r} in time zone {nightly.timezone!r} is no schedule; "
+            "give five cron fields, and a zone such as Europe/Berlin in BLEND_NIGHTLY__TIMEZONE."
         ) from error
+    assert isinstance(ad_hoc, RunnerDeployment)
+    assert isinstance(scheduled, RunnerDeployment), "called outside of an event loop"
     return [ad_hoc, scheduled]
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +90,7 @@ class JobSource:
         return part_of_plan(plan, ~np.isin(plan.seq, np.fromiter(self._withdrawn, dtype=np.int64)))
 
 
-def pending_part(plan: Plan, pending: Sequence[int]) -> Plan:
+def pending_part(plan: Plan, pending: Sequence[int] | npt.NDArray[np.int64]) -> Plan:
     """The requests of a plan that are still to run, in the plan's order.
 
     Args:
@@ -114,6 +115,7 @@ def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
         return plan
     kept = np.flatnonzero(keep)
     num_prompt_tokens = plan.num_prompt_tokens[kept]
+    rows: dict[str, Any] = {name: frozen(getattr(plan, name)[kept]) for name in _ROW_ARRAYS}
     return replace(
         plan,
         summary=replace(
@@ -122,7 +124,7 @@ def part_of_plan(plan: Plan, keep: npt.NDArray[np.bool_]) -> Plan:
             num_prompt_tokens=int(num_prompt_tokens.sum(dtype=np.int64)),
         ),
         num_shared_tokens=frozen(_shared_along(plan.num_shared_tokens, kept)),
-        **{name: frozen(getattr(plan, name)[kept]) for name in _ROW_ARRAYS},
+        **rows,
     )
 
 

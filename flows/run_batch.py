@@ -109,8 +109,9 @@ def _is_cancelling(flow_run_id: str) -> bool:
 
 def _end_state(outcome: JobOutcome) -> State[Any]:
     message = (
-        f"Job {outcome.job_id} {outcome.status}: {outcome.succeeded:,} succeeded + {outcome.errored:,} errored "
-        f"+ {outcome.expired:,} expired + {outcome.cancelled:,} cancelled = {outcome.total:,}"
+        f"Job {outcome.job_id} {outcome.status}: {outcome.succeeded:,} succeeded "
+        f"+ {outcome.errored:,} errored + {outcome.expired:,} expired + {outcome.cancelled:,} cancelled "
+        f"= {outcome.total:,}"
     )
     if outcome.status == JobStatus.COMPLETED:
         return Completed(message=message)
@@ -174,7 +175,9 @@ class PrefectProgress:
     def _show(self, percent: float, description: str) -> None:
         try:
             if self._artifact_id is None:
-                self._artifact_id = create_progress_artifact(percent, key="progress", description=description)
+                artifact_id = create_progress_artifact(percent, key="progress", description=description)
+                assert isinstance(artifact_id, UUID), "called outside of an event loop"
+                self._artifact_id = artifact_id
             else:
                 update_progress_artifact(self._artifact_id, percent, description=description)
         except Exception as error:

@@ -282,7 +282,7 @@ def _settle(context: JobContext) -> JobStatus:
         raise stale_run(context.run)
     if reason is StopReason.INTERRUPTED:
         raise RunInterruptedError(
-            f"The process was told to end; job {job_id} keeps its results and is continued by running it again.",
+            f"The process was told to end; job {job_id} keeps its results; run it again to continue it.",
             job_id=job_id,
         )
     # A cancellation that came when the last request had just finished is one all the same.

@@ -1,9 +1,16 @@
 """The one composition root: parts are put together here and nowhere else."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
+from blend_core.engines.process import EngineProcess
+from blend_core.engines.torch.factory import make_torch_engine
+from blend_core.engines.torch.options import TorchEngineOptions
 from blend_core.errors import ConfigurationError
 from blend_core.model_store import ModelStore
+from blend_core.policies.base import EngineLimits
+from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile, load_model_spec
+from flows.job_spec import BatchJobSpec
 from flows.settings import Settings
 from storage.database import Database
 from storage.objects import ObjectStore, ObjectStoreOptions
@@ -90,6 +97,78 @@ class Wiring:
             region=endpoints.s3_region,
         )
         return cls(settings, endpoints, Database(endpoints.database_url), ObjectStore(options))
+
+    def source_urls(self) -> dict[str, str]:
+        """Postgres URLs by the names that SQL sources use, in lower and in upper case."""
+        urls = {"platform": self.endpoints.database_url}
+        for name, url in self.settings.sources.items():
+            urls[name.lower()] = urls[name.upper()] = url.get_secret_value()
+        return urls
+
+    def model_spec(self, model: str) -> ModelSpec:
+        """Sizes of a model in the element type that the engine will serve it in.
+
+        Raises:
+            ConfigurationError: the model is not known, or the formulas do not cover it.
+        """
+        return load_model_spec(self.models.resolve(model), self._serving_dtype(), name=model)
+
+    def device_profile(self) -> DeviceProfile:
+        """The device that is planned for and that windows are reckoned with.
+
+        Raises:
+            ConfigurationError: there is no such profile.
+        """
+        return load_device_profile(self.settings.engine.device_profile)
+
+    def engine_limits(self, model: ModelSpec) -> EngineLimits:
+        """What the engine of this process will be opened with."""
+        engine = self.settings.engine
+        bytes_per_block = engine.block_size * model.kv_bytes_per_token
+        return EngineLimits(
+            block_size=engine.block_size,
+            num_blocks=self._kv_capacity_bytes // bytes_per_block,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+        )
+
+    def engine(self, spec: BatchJobSpec) -> EngineProcess:
+        """The engine of a job, in a process of its own that is not started yet.
+
+        Raises:
+            ConfigurationError: the model is not known, or an option makes no sense.
+        """
+        engine = self.settings.engine
+        options = TorchEngineOptions(
+            model_folder=str(self.models.resolve(spec.model)),
+            policy=spec.options.policy.value,
+            device_profile=self.device_profile(),
+            dtype=engine.dtype,
+            device=engine.device,
+            block_size=engine.block_size,
+            kv_capacity_bytes=self._kv_capacity_bytes,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            num_threads=engine.num_threads or None,
+            seed=spec.options.seed,
+        )
+        return EngineProcess(partial(make_torch_engine, options))
+
+    @property
+    def _kv_capacity_bytes(self) -> int:
+        return int(self.settings.engine.kv_gib * (1 << 30))
+
+    def _serving_dtype(self) -> str:
+        """What `auto` comes to on the engine's device."""
+        engine = self.settings.engine
+        if engine.dtype != "auto":
+            return engine.dtype
+        # Only here: a process that plans for an explicit dtype needs no torch.
+        import torch
+
+        from blend_core.engines.torch.linear import native_dtype
+
+        return str(native_dtype(torch.device(engine.device))).removeprefix("torch.")
 
     def close(self) -> None:
         """Closes connections. Idempotent."""

@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
+from blend_core.request import RequestArrays
+from blend_core.simulator import simulate, with_simulation
 from flows.stages.context import JobContext
 from storage.plans import next_revision, save_plan
 from storage.results import pending_seqs
+
+MAX_SIMULATED_REQUESTS = 4_000
+"""A larger plan is not simulated, since that takes minutes: it has no planned density and no duration."""
 
 
 def plan_job(context: JobContext) -> str:
@@ -54,8 +60,9 @@ def plan_revision(
     named = np.union1d(
         np.asarray(pending, dtype=np.int64), np.fromiter(samples, dtype=np.int64, count=len(samples))
     )
+    requests = context.requests.load_arrays(named)
     plan = build_plan(
-        context.requests.load_arrays(named),
+        requests,
         model,
         device,
         PlanConfig(
@@ -64,5 +71,27 @@ def plan_revision(
         samples,
         revision,
     )
+    if len(plan) <= MAX_SIMULATED_REQUESTS:
+        # The torch engine computes one thing after the other, so nothing overlaps.
+        expected = simulate(
+            requests,
+            _expected_lengths(requests, plan),
+            plan,
+            plan.policy,
+            model,
+            device,
+            wiring.engine_limits(model),
+            overlap=False,
+        )
+        plan = with_simulation(plan, expected)
     save_plan(wiring.database, wiring.objects, context.job_id, plan, run_id=context.run.run_id)
     return plan
+
+
+def _expected_lengths(requests: RequestArrays, plan: Plan) -> npt.NDArray[np.int64]:
+    """`(num_requests,)` the plan's mean lengths as whole tokens, row by row of `requests`."""
+    order = np.argsort(plan.seq)
+    place = np.searchsorted(plan.seq, requests.seq, sorter=order)
+    rows = order[np.minimum(place, len(plan) - 1)]
+    # Samples are in `requests` and not in the plan; they do not run, so any length will do for them.
+    return np.maximum(np.rint(plan.estimated_output_tokens[rows]), 1).astype(np.int64)

@@ -20,4 +20,9 @@ def report_job(context: JobContext) -> str:
             "compare its rows in `request` and `result`, and report this.",
             job_id=context.job_id,
         )
-    return report
+    sharing = report.metrics.prefix_sharing
+    measured = "" if sharing is None else f", prefix sharing {sharing:.0%}"
+    return (
+        f"{standing.succeeded:,} succeeded + {standing.errored:,} errored + {standing.expired:,} expired "
+        f"+ {standing.cancelled:,} cancelled = {standing.total:,}{measured}"
+    )
