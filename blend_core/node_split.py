@@ -62,7 +62,7 @@ def choose_runs(
     stays: npt.NDArray[np.bool_],
     top: int,
     budget_tokens: float,
-) -> Ints:
+) -> tuple[Ints, float]:
     """Chooses the runs to cut off. Does not mutate.
 
     Args:
@@ -75,7 +75,8 @@ def choose_runs(
         budget_tokens: prompt tokens that may be recomputed.
 
     Returns:
-        `(num_requests,)` number of the run that each leaf leaves with, -1 for those that stay.
+        `(num_requests,)` number of the run that each leaf leaves with, -1 for those that stay; and the most
+        prompt tokens that this can cost.
     """
     n = len(tree)
     parent = np.concatenate((tree.leaf_parent, tree.parent))
@@ -83,7 +84,7 @@ def choose_runs(
     out_of_order = (parent > top) & (total > 0) & (displacement > MIN_DISPLACEMENT * work.total_s.sum())
     items = np.flatnonzero(out_of_order)
     if len(items) == 0:
-        return np.full(n, -1, dtype=np.int64)
+        return np.full(n, -1, dtype=np.int64), 0.0
     band = np.full(len(items), np.iinfo(np.int64).max)
     finite = np.isfinite(density[items])
     band[finite] = np.floor(np.log2(density[items][finite]) * RUNS_PER_DOUBLING)
@@ -98,8 +99,8 @@ def choose_runs(
     leaf_at[places[:n]] = np.arange(n)
     by_worth = np.lexsort((np.arange(len(starts)), -gain / cost))
     bounds = np.append(starts, len(items))
-    run = _buy(by_worth, cost, bounds, items, places, num_leaves, leaf_at, stays, budget_tokens)
-    return np.asarray(run, dtype=np.int64)
+    run, spent = _buy(by_worth, cost, bounds, items, places, num_leaves, leaf_at, stays, budget_tokens)
+    return np.asarray(run, dtype=np.int64), float(spent)
 
 
 def _displacements(
@@ -139,12 +140,12 @@ def _buy(
     leaf_at: Ints,
     stays: npt.NDArray[np.bool_],
     budget: float,
-) -> Ints:
+) -> tuple[Ints, float]:
     """Takes runs by worth while the budget lasts; a leaf goes with the first that names it."""
     run_of = np.full(len(stays), -1, dtype=np.int64)
-    num_runs = 0
+    num_runs, spent = 0, 0.0
     for candidate in by_worth:
-        if cost[candidate] > budget:
+        if spent + cost[candidate] > budget:
             continue
         takes_any = False
         for index in range(bounds[candidate], bounds[candidate + 1]):
@@ -156,5 +157,5 @@ def _buy(
                     takes_any = True
         if takes_any:
             num_runs += 1
-            budget -= cost[candidate]
-    return run_of
+            spent += cost[candidate]
+    return run_of, spent

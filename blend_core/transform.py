@@ -65,11 +65,13 @@ def order_by_density(
     for num_rounds in range(MAX_ROUNDS + 1):
         places = layer_wise_sort(tree, annotate(tree, lengths, model, device, stays))
         unit[stays], rank[stays] = subtree[stays], places[:n][stays]
-        order = _order_of_units(tree, lengths, model, device, unit, rank)
+        order = _order_of_units(tree, lengths, model, device, unit, rank, top)
         if num_rounds == MAX_ROUNDS:
             break
-        lost = tree.total_shared_tokens - int(_shared_in_tree_order(tree, order).sum())
-        run = choose_runs(tree, work, places, order, stays, top, budget - lost)
+        # What is spent counts, not what is lost by now: a run that still lies beside its old parent
+        # may be parted from it by the next round.
+        run, spent = choose_runs(tree, work, places, order, stays, top, budget)
+        budget -= spent
         moves = run >= 0
         if not moves.any():
             break
@@ -86,10 +88,11 @@ def _order_of_units(
     device: DeviceProfile,
     unit: Ints,
     rank: Ints,
+    top: int,
 ) -> Ints:
     """Returns `(num_requests,)` leaves: units by density, largest first, and by `rank` within a unit.
 
-    A unit is a subtree of the root or a run that was split off: what lies together under the root.
+    A unit is a subtree of `top` or a run that was split off: what lies together under the root.
     """
     by_unit = np.lexsort((rank, unit))
     shared = _shared_in_tree_order(tree, by_unit)
@@ -100,7 +103,11 @@ def _order_of_units(
     firsts = np.flatnonzero(is_first)
     compute = np.add.reduceat(compute_s(model, device, prompt, mean, shared), firsts)
     memory = np.add.reduceat(memory_s(model, device, prompt, mean, lengths.second_moment[rows]), firsts)
-    by_density = np.lexsort((np.minimum.reduceat(by_unit, firsts), -compute_density(compute, memory)))
+    falling = -compute_density(compute, memory)
+    first_leaf = by_unit[firsts]
+    is_whole_top = (tree.leaf_parent[first_leaf] == top) & (prompt[firsts] == tree.depth[top])
+    falling[is_whole_top] = -np.inf
+    by_density = np.lexsort((np.minimum.reduceat(by_unit, firsts), falling))
     place = np.empty(len(firsts), dtype=np.int64)
     place[by_density] = np.arange(len(firsts))
     return by_unit[np.argsort(place[np.cumsum(is_first) - 1], kind="stable")]
