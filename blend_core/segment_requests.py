@@ -12,14 +12,15 @@ from blend_core.errors import PlanError
 class SegmentRequests:
     """Every request of a workload as a path of segments. Row order carries no meaning.
 
-    Two prompts share exactly their common leading segments. A segment id stands for the same tokens wherever it
-    stands, so it always has the same length.
+    Two prompts share exactly their common leading segments. A segment id stands for the same tokens wherever
+    it stands, so it always has the same length.
 
     Attributes:
         seq: `(num_requests,)` int64, unique.
         segment_ids: `(num_segments_in_total,)` int64, the paths one after the other.
         segment_tokens: `(num_segments_in_total,)` int64, tokens of each segment, at least 1.
-        offsets: `(num_requests + 1,)` int64; path `i` is `segment_ids[offsets[i]:offsets[i + 1]]`, never empty.
+        offsets: `(num_requests + 1,)` int64; path `i` is `segment_ids[offsets[i]:offsets[i + 1]]`, never
+            empty.
         min_tokens: `(num_requests,)` int32. Equal to `max_tokens` where the output length is preset.
         max_tokens: `(num_requests,)` int32, at least 1.
     """

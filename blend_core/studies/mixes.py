@@ -1,6 +1,6 @@
-"""The mixes of the studies: how many requests of each kind give a density, a sharing and a length of the night.
+"""The mixes of the studies: how many requests of each kind give a density, a sharing and a length.
 
-Setting and targets follow BlendServe §6.1 and Table 3; densities are at peak figures, with shared segments once.
+Kinds and targets follow BlendServe §6.1; densities are at peak figures, with shared segments once.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,8 @@ def real_mixes(traces: Path) -> list[Mix]:
 def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
     """Draws the requests of a mix; the same seed gives the same workload.
 
-    A kind that has fewer requests than the mix asks for is used up, and the others are cut to keep the density.
+    A kind that has fewer requests than the mix asks for is used up, and the others are cut to keep the
+    density.
 
     Raises:
         PlanError: no numbers of these kinds reach the density and the sharing.
@@ -193,7 +194,8 @@ def _solve(
         for pool, limit, want, draw in zip(pools, limits, wanted, mix.draws, strict=True)
         if limit < want and _is_used_up(pool, draw)
     ]
-    return np.maximum(1, np.rint(wanted * min(exhausted, default=1.0))).astype(np.int64)
+    wanted = wanted * min(exhausted, default=1.0)
+    return np.asarray(np.maximum(1, np.rint(wanted)), dtype=np.int64)
 
 
 def _is_used_up(pool: Pool, draw: Draw) -> bool:

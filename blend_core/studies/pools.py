@@ -53,8 +53,8 @@ def generated(make: Callable[[np.random.Generator, int], TraceLengths], *, prese
 def few_shot(lengths: FewShotLengths, outputs: Ints) -> Draw:
     """Draws questions behind their subject's few-shot segment; `outputs` are resampled.
 
-    The first copy of the questions is the benchmark itself in random order; later ones are fresh suffixes with
-    lengths drawn from the same subject's, so that no two prompts are equal.
+    The first copy of the questions is the benchmark itself in random order; later ones are fresh suffixes
+    with the lengths of questions drawn again, so that no two prompts are equal.
     """
     num_subjects, num_questions = len(lengths.num_fewshot_tokens), len(lengths.subject)
 

@@ -1,12 +1,14 @@
-"""Token counts of published traces: read from the folder of traces, or generated from their published moments."""
+"""Token counts of published traces: read from a folder, or generated from their published moments."""
 
 import csv
 import gzip
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 Ints = npt.NDArray[np.int64]
@@ -124,7 +126,7 @@ def wildbench_outputs(folder: Path | None) -> Ints:
 def mooncake_conversation(folder: Path) -> BlockTrace:
     """Mooncake's conversation trace with its own ids of 512-token blocks (mean prompt 12,035 tokens)."""
     table = pq.read_table(folder / "mooncake_conversation.parquet")
-    blocks = table.column("hash_ids").combine_chunks()
+    blocks = cast(pa.ListArray, table.column("hash_ids").combine_chunks())  # type: ignore[type-arg]
     return BlockTrace(
         lengths=_columns(table.column("input_tokens"), table.column("output_tokens")),
         block_ids=_ints(blocks.values),
@@ -134,7 +136,7 @@ def mooncake_conversation(folder: Path) -> BlockTrace:
 
 
 def video_like(generator: np.random.Generator, num_rows: int) -> TraceLengths:
-    """Video generation: output tokens known beforehand, lognormal of mean 16,000 and CV 1.0 clipped at 64,000."""
+    """Video generation: output tokens log-normal of mean 16,000 and CV 1.0, clipped at 64,000."""
     prompts, outputs = generator.spawn(2)
     return TraceLengths(
         num_prompt_tokens=_lognormal(prompts, num_rows, 120.0, 0.3),

@@ -1,4 +1,4 @@
-"""A workload: requests, the answers' true lengths that only a run may show, and what it is worth on a device."""
+"""A workload: requests, and the answers' true lengths that only a run may show."""
 
 from dataclasses import dataclass
 
