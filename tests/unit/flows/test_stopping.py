@@ -1,0 +1,67 @@
+import os
+import signal
+import threading
+
+import pytest
+
+from flows.stopping import StopReason, StopSignal, stopped_by_signals
+
+
+def test_the_first_reason_counts() -> None:
+    stop = StopSignal()
+    assert stop.reason is None
+    assert not stop.wait(0)
+
+    stop.request(StopReason.EXPIRED)
+    stop.request(StopReason.CANCELLED)
+
+    assert stop.reason is StopReason.EXPIRED
+    assert stop.wait(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_told_and_does_not_end_the_process(number: signal.Signals) -> None:
+    told: list[signal.Signals] = []
+
+    with stopped_by_signals(told.append):
+        os.kill(os.getpid(), number)
+
+    assert told == [number]
+
+
+def test_a_second_interrupt_ends_the_process_the_usual_way() -> None:
+    told: list[signal.Signals] = []
+
+    def be_told_twice() -> None:
+        with stopped_by_signals(told.append):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        be_told_twice()
+
+    assert told == [signal.SIGTERM]
+
+
+def test_earlier_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    with stopped_by_signals(lambda number: None):
+        assert signal.getsignal(signal.SIGTERM) != before[1]
+
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_outside_of_the_main_thread_handlers_stay_as_they_are() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    inside: list[object] = []
+
+    def run() -> None:
+        with stopped_by_signals(lambda number: None):
+            inside.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert inside == [before]
