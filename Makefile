@@ -36,9 +36,9 @@ $(STAMP): pyproject.toml constraints.txt
 	if [ "`uname -s`" = Linux ] && [ -n "$(TORCH_INDEX_URL)" ]; then \
 	  set -- --extra-index-url "$(TORCH_INDEX_URL)"; \
 	fi; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 1 -c constraints.txt "$$@" torch
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --retries 1 --no-deps -c constraints.txt "$$@" torch
 	@echo "installing the project and what it needs"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## run a real mixed batch on this machine, from S3 and Postgres to answers in SQL

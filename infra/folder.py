@@ -116,8 +116,12 @@ class StateFolder:
 
     def with_free_port(self, config: StackConfig, entry: str) -> StackConfig:
         """`config`, with another port saved under `entry` if a stranger listens on the remembered one."""
-        if is_port_free(getattr(config, entry)):
-            return config
+        # A server that was killed in this moment lets go of its port a little later.
+        deadline_s = time.monotonic() + 1.0
+        while time.monotonic() < deadline_s:
+            if is_port_free(getattr(config, entry)):
+                return config
+            time.sleep(0.05)
         taken = {config.postgres_port, config.s3_port, config.prefect_port}
         port = next(port for port in free_ports(4) if port not in taken)
         config = StackConfig(**{**asdict(config), entry: port})

@@ -30,7 +30,7 @@ DURABLE_SETTINGS = {
     "log_timezone": "UTC",
     "timezone": "UTC",
 }
-THROWAWAY_SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+THROWAWAY_SETTINGS = {"fsync": "off", "full_page_writes": "off"}
 
 
 def postgres_root(home: Path, digest: str, account: Account | None) -> Path:
@@ -87,6 +87,7 @@ class PostgresService:
         Raises:
             ServiceError: no binaries, or the cluster cannot be made.
         """
+        self.process.end_leftovers()
         binaries = self._binaries()
         self._make_cluster(binaries)
         settings = {**DURABLE_SETTINGS, **({} if self._durable else THROWAWAY_SETTINGS)}
@@ -94,7 +95,6 @@ class PostgresService:
         command = [str(binaries / "postgres"), "-D", str(self.data_folder)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        self.process.end_leftovers()
         self._remove_stale_pid_file()
         self.process.launch(
             command, environment=_environment(), working_directory=Path("/"), account=self._account
@@ -183,6 +183,8 @@ class PostgresService:
         if (self.data_folder / "PG_VERSION").is_file():
             return
         self._make_root()
+        for unfinished in self._root.glob("new-*"):
+            shutil.rmtree(unfinished)
         # Built aside and renamed, so that an interrupted start never leaves half a cluster behind.
         with tempfile.TemporaryDirectory(dir=self._root, prefix="new-") as name:
             workspace = Path(name)
@@ -215,7 +217,7 @@ class PostgresService:
                 text=True,
                 check=False,
                 cwd="/",
-                env=_environment(),
+                env={**_environment(), **self.process.marker},
                 user=None if account is None else account.uid,
                 group=None if account is None else account.gid,
                 extra_groups=None if account is None else [],
@@ -227,17 +229,18 @@ class PostgresService:
             (workspace / "data").rename(self.data_folder)
 
     def _remove_stale_pid_file(self) -> None:
-        """Remove the pid file of a killed server whose pid now belongs to another program.
+        """Remove the pid file of a killed server whose pid belongs to another program, or to a zombie.
 
-        Postgres itself removes it when no process has that pid; after a restart of the machine one often has.
+        Postgres itself removes it when no process has that pid. After a restart of the machine one often has,
+        and where nobody reaps orphans the killed server has.
         """
         pid_file = self.data_folder / "postmaster.pid"
         try:
             holder = psutil.Process(int(pid_file.read_text().split("\n")[0]))
-            is_postgres = holder.name() == "postgres"
+            is_server = holder.name() == "postgres" and holder.status() != psutil.STATUS_ZOMBIE
         except (OSError, ValueError, psutil.Error):
             return
-        if not is_postgres:
+        if not is_server:
             pid_file.unlink(missing_ok=True)
 
 

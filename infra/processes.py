@@ -69,6 +69,11 @@ class ServiceProcess:
         self._is_part = is_part
 
     @property
+    def marker(self) -> dict[str, str]:
+        """What a process carries in its environment as a part of the service."""
+        return {MARKER: self._marker}
+
+    @property
     def log_file(self) -> Path:
         """Where its output goes."""
         return self._log_file
@@ -122,7 +127,7 @@ class ServiceProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**environment, MARKER: self._marker},
+                    env={**environment, **self.marker},
                     cwd=working_directory,
                     start_new_session=True,
                     user=None if account is None else account.uid,
@@ -161,7 +166,7 @@ class ServiceProcess:
         """End the process in charge, then everything it started; harmless when nothing runs.
 
         Args:
-            signals: sent one after the other, each with the seconds to wait for the end; SIGKILL follows them.
+            signals: sent one after the other, each with the seconds to wait for the end; SIGKILL follows.
         """
         process = self._find()
         if process is not None:
@@ -200,11 +205,12 @@ class ServiceProcess:
             process = psutil.Process(record.pid)
             if process.status() == psutil.STATUS_ZOMBIE:
                 return None
-            # A corrected clock moves what the system says about start times by seconds; a reused pid differs
-            # in its arguments as well. The program's path is left out: a framework build of Python changes it.
-            is_same = (
-                abs(process.create_time() - record.started_at_s) < 60.0
-                and process.cmdline()[1:] == record.command[1:]
+            # A corrected clock moves the start times that the system tells by seconds; a reused pid differs
+            # in its arguments, too. The program's path is left out: a framework build of Python changes it.
+            # A program that is being loaded has none for a moment.
+            arguments = process.cmdline()[1:]
+            is_same = abs(process.create_time() - record.started_at_s) < 60.0 and (
+                not arguments or arguments == record.command[1:]
             )
         except psutil.Error:
             return None

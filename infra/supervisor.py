@@ -101,6 +101,7 @@ class LocalStack:
             )
             for service in self._embedded(config):
                 if service.process.pid is None:
+                    service.process.end_leftovers()  # they may hold the port
                     config = self._folder.with_free_port(config, f"{service.name}_port")
             self._start(self._embedded(config), progress)
             state = self._state(config)
@@ -170,7 +171,7 @@ class LocalStack:
         ]
 
     def _embedded(self, config: StackConfig) -> list[Service]:
-        """The services that have a port and are not the user's, the slowest first: they start side by side."""
+        """The services with a port that are not the user's, the slowest first: they start side by side."""
         external = self._external_names()
         return [service for service in self._all(config)[:3] if service.name not in external]
 
@@ -201,12 +202,12 @@ class LocalStack:
             service.prepare()
 
     def _wait(self, service: Service, progress: Callable[[str], None]) -> None:
+        # A process found alive may hang or die in this moment, a new one may meet what a killed one left:
+        # one more try each.
         try:
             service.process.wait_until(service.is_ready, timeout_s=service.start_timeout_s)
-        except ServiceError:
-            if service.process.pid is None:
-                raise
-            progress(f"{service.name}: hangs, starting anew")
+        except ServiceError as error:
+            progress(f"{service.name}: starting anew, since {error}")
             service.stop()
             service.launch()
             service.process.wait_until(service.is_ready, timeout_s=service.start_timeout_s)
