@@ -31,6 +31,7 @@ class Database:
         self._engine = sqlalchemy.create_engine(
             self._url,
             pool_pre_ping=True,
+            hide_parameters=True,
             pool_size=4,
             connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "blend"},
         )

@@ -10,22 +10,17 @@ from typing import Any, Self
 import psycopg
 
 from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
-from blend_core.errors import BlendError, RequestErrorCode, StorageError, StorageUnavailableError
+from blend_core.errors import BlendError, StorageError, StorageUnavailableError
 from storage.copying import copy_rows, store_all
 from storage.database import Database
 from storage.objects import ObjectStore
 from storage.result_rows import (
-    COUNT_RESULTS,
-    INSERT_RESULTS,
-    INSERT_WINDOWS,
     RESULT_COLUMNS,
-    STAGING_TABLES,
     WINDOW_COLUMNS,
+    GivenWindow,
     ResultValues,
-    WindowValues,
     failed_values,
     finished_values,
-    window_values,
 )
 from storage.runs import Run, stale_run
 
@@ -69,7 +64,7 @@ class Recorder:
         self._changed = threading.Condition()
         # All of these are guarded by `_changed`.
         self._results: list[RequestFinished | RequestFailed] = []
-        self._windows: list[tuple[StepWindow, int, float | None]] = []
+        self._windows: list[GivenWindow] = []
         self._num_in_flight = 0
         self._is_flush_wanted = False
         self._is_closing = False
@@ -79,15 +74,15 @@ class Recorder:
 
     def finished(self, event: RequestFinished) -> None:
         """Gives an answer. Raises what went wrong in the thread."""
-        self._give(self._results, event)
+        self._give(True, event)
 
     def failed(self, event: RequestFailed) -> None:
         """Gives a request that has no answer. Raises what went wrong in the thread."""
-        self._give(self._results, event)
+        self._give(True, event)
 
     def window(self, window: StepWindow, *, rank: int, planned_density: float | None) -> None:
         """Gives a window with the plan's density at the same share of work. Raises what went wrong in the thread."""
-        self._give(self._windows, (window, rank, planned_density))
+        self._give(False, GivenWindow(window, rank, planned_density))
 
     def flush(self) -> None:
         """Returns when everything given so far is committed. Raises what went wrong in the thread."""
@@ -128,7 +123,7 @@ class Recorder:
     def _num_waiting(self) -> int:
         return len(self._results) + len(self._windows) + self._num_in_flight
 
-    def _give(self, waiting: list[Any], item: Any) -> None:
+    def _give(self, is_result: bool, item: Any) -> None:
         with self._changed:
             if self._num_waiting >= self._max_waiting_rows:
                 self._changed.notify_all()
@@ -139,6 +134,8 @@ class Recorder:
                 raise self._error
             if self._is_closing:
                 raise StorageError("The recorder is closed; open another one.", run_id=self._run.run_id)
+            # Looked up here: the thread exchanges the lists for empty ones.
+            waiting: list[Any] = self._results if is_result else self._windows
             waiting.append(item)
             if len(waiting) == self._max_batch_rows:
                 self._changed.notify_all()
@@ -186,16 +183,14 @@ class Recorder:
             self._changed.notify_all()
 
     def _write(
-        self,
-        results: Sequence[RequestFinished | RequestFailed],
-        windows: Sequence[tuple[StepWindow, int, float | None]],
+        self, results: Sequence[RequestFinished | RequestFailed], windows: Sequence[GivenWindow]
     ) -> None:
         """Commits, trying again while the database or the object store does not answer."""
         away_since: float | None = None
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                self._commit([self._values(event) for event in results], [window_values(*w) for w in windows])
+                self._commit([self._values(event) for event in results], windows)
                 return
             except (StorageUnavailableError, psycopg.OperationalError, psycopg.InterfaceError) as error:
                 self._disconnect()
@@ -216,43 +211,72 @@ class Recorder:
             return failed_values(event)
         return finished_values(event, self._objects, self._run)
 
-    def _commit(self, results: list[ResultValues], windows: list[WindowValues]) -> None:
-        connection = self._connect()
-        names = {"job_id": self._run.job_id, "run_id": self._run.run_id}
+    def _commit(self, results: list[ResultValues], windows: Sequence[GivenWindow]) -> None:
+        run, connection = self._run, self._connect()
         counts = {"succeeded": 0, "errored": 0}
 
         def store_results(part: Sequence[ResultValues]) -> None:
-            connection.execute("DELETE FROM new_result")  # what an earlier part left; nothing in most flushes
-            copy_rows(connection, "new_result", RESULT_COLUMNS, part)
-            for status, number in connection.execute(INSERT_RESULTS, names).fetchall():
-                counts[status] += number
+            copy_rows(connection, "result", RESULT_COLUMNS, (values.row(run) for values in part))
+            for values in part:
+                counts[values.status] += 1
 
         def refuse_result(values: ResultValues, error: Exception) -> None:
-            store_results([values.refused(error)])
+            store_results([values.refused(error, time.time())])
 
-        def store_windows(part: Sequence[WindowValues]) -> None:
-            connection.execute("DELETE FROM new_window")
-            copy_rows(connection, "new_window", WINDOW_COLUMNS, part)
-            connection.execute(INSERT_WINDOWS, names)
+        def store_windows(part: Sequence[GivenWindow]) -> None:
+            copy_rows(connection, "batch_metric", WINDOW_COLUMNS, (given.row(run) for given in part))
 
-        def refuse_window(values: WindowValues, error: Exception) -> None:
-            _log.warning("A window of run %s cannot be stored: %s", self._run.run_id, type(error).__name__)
+        def refuse_window(given: GivenWindow, error: Exception) -> None:
+            _log.warning("A window of run %s cannot be stored: %s", run.run_id, type(error).__name__)
 
         with connection.transaction():
-            store_all(connection, results, store_results, refuse_result)
-            store_all(connection, windows, store_windows, refuse_window)
-            try:
-                connection.execute(COUNT_RESULTS, {**names, **counts, "number": self._run.fencing_number})
-            except psycopg.Error as error:
-                if error.sqlstate == "BL003":
-                    raise stale_run(self._run) from error
-                raise
+            # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays new.
+            owns_job = connection.execute(
+                "SELECT FROM batch_job WHERE job_id = %s AND current_run_id = %s AND fencing_number = %s"
+                " AND finished_at IS NULL FOR UPDATE",
+                (run.job_id, run.run_id, run.fencing_number),
+            ).fetchone()
+            if owns_job is None:
+                raise stale_run(run)
+            store_all(connection, self._new_results(connection, results), store_results, refuse_result)
+            store_all(connection, self._new_windows(connection, windows), store_windows, refuse_window)
+            connection.execute(
+                "UPDATE batch_job SET num_succeeded = num_succeeded + %(succeeded)s,"
+                " num_errored = num_errored + %(errored)s WHERE job_id = %(job_id)s",
+                {**counts, "job_id": run.job_id},
+            )
+
+    def _new_results(
+        self, connection: psycopg.Connection, results: Sequence[ResultValues]
+    ) -> list[ResultValues]:
+        """Those without a result in the database, the first of each request."""
+        first = {values.seq: values for values in reversed(results)}
+        known = connection.execute(
+            "SELECT seq FROM result WHERE job_id = %s AND seq = ANY(%s)", (self._run.job_id, list(first))
+        )
+        for (seq,) in known.fetchall():
+            del first[seq]
+        return list(first.values())
+
+    def _new_windows(
+        self, connection: psycopg.Connection, windows: Sequence[GivenWindow]
+    ) -> list[GivenWindow]:
+        """Those that an earlier try, whose commit was never confirmed, has not stored."""
+        if not windows:
+            return []
+        first = {(given.rank, given.window.batch_index): given for given in reversed(windows)}
+        known = connection.execute(
+            "SELECT rank, batch_index FROM batch_metric WHERE job_id = %s AND run_id = %s AND batch_index >= %s",
+            (self._run.job_id, self._run.run_id, min(index for _, index in first)),
+        )
+        for key in known.fetchall():
+            first.pop(key, None)
+        return list(first.values())
 
     def _connect(self) -> psycopg.Connection:
         if self._connection is None:
             connection = self._db.open_raw()
             connection.autocommit = True
-            connection.execute(STAGING_TABLES)
             self._connection = connection
         return self._connection
 

@@ -1,5 +1,7 @@
 """Request rows and error rows of ingest, by COPY."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -8,7 +10,7 @@ import psycopg
 import sqlalchemy as sa
 
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
-from storage.copying import copy_rows, store_all
+from storage.copying import copy_rows, instant_us, store_all
 from storage.database import Database
 from storage.jobs import JobStatus, unknown_job
 from storage.postgres_text import clean_text, cut_text
@@ -19,11 +21,15 @@ _MAX_ID_BYTES = 512  # an index entry has a limit; a longer id cannot be looked 
 _MAX_MESSAGE_CHARS = 2_000
 _MAX_EXCERPT_CHARS = 2_000
 
-_REQUEST_COLUMNS = (
-    "job_id", "seq", "is_valid", "custom_id", "source_uri", "source_line", "endpoint", "model",
-    "num_prompt_tokens", "max_tokens", "prompt_excerpt", "shard_index", "text_cleaned",
-)  # fmt: skip
-_RESULT_COLUMNS = ("job_id", "seq", "status", "error_code", "error_message", "finished_at", "text_cleaned")
+_REQUEST_COLUMNS = {
+    "job_id": "text", "seq": "int8", "is_valid": "bool", "custom_id": "text", "source_uri": "text",
+    "source_line": "int8", "endpoint": "text", "model": "text", "num_prompt_tokens": "int8", "max_tokens": "int8",
+    "prompt_excerpt": "text", "shard_index": "int8", "text_cleaned": "bool",
+}  # fmt: skip
+_RESULT_COLUMNS = {
+    "job_id": "text", "seq": "int8", "status": "text", "error_code": "text", "error_message": "text",
+    "finished_at": "timestamptz", "text_cleaned": "bool",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ class RequestWriter:
         num_refused = 0
         with self._db.raw() as connection:
 
-            def store(part: list[_Entry] | tuple[_Entry, ...]) -> None:
+            def store(part: Sequence[_Entry]) -> None:
                 copy_rows(connection, "request", _REQUEST_COLUMNS, (self._request(entry) for entry in part))
                 errors = (self._result(entry) for entry in part if entry.code is not None)
                 copy_rows(connection, "result", _RESULT_COLUMNS, errors)
@@ -189,7 +195,15 @@ class RequestWriter:
     def _result(self, entry: _Entry) -> tuple[Any, ...]:
         assert entry.code is not None
         message, is_cleaned = clean_text(cut_text(entry.message or "", _MAX_MESSAGE_CHARS))
-        return (self._job_id, entry.row.seq, "errored", entry.code.value, message, "now", is_cleaned)
+        return (
+            self._job_id,
+            entry.row.seq,
+            "errored",
+            entry.code.value,
+            message,
+            instant_us(time.time()),
+            is_cleaned,
+        )
 
 
 def _refused(entry: _Entry, error: Exception) -> _Entry:

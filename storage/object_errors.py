@@ -1,0 +1,79 @@
+"""What an error of the S3 client means, in the platform's own errors."""
+
+from blend_core.errors import (
+    BlendError,
+    SourceError,
+    SourceUnavailableError,
+    StorageError,
+    StorageUnavailableError,
+)
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
+from urllib3.exceptions import HTTPError
+
+_CREDENTIALS = "BLEND_OBJECT_STORE__ACCESS_KEY and BLEND_OBJECT_STORE__SECRET_KEY"
+
+# Everything that the client raises: its own errors, and urllib3's while a body is being read.
+CLIENT_ERRORS = (ClientError, BotoCoreError, HTTPError)
+
+
+def error_code(error: Exception) -> str:
+    """S3's own code (`NoSuchKey`, `404`, …), or the name of the client's error."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", "unknown"))
+    return type(error).__name__
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether the error says that there is no such object or bucket."""
+    return error_code(error) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound")
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or error_code(error) in ("SlowDown", "RequestTimeout", "RequestTimeTooSkewed")
+    if isinstance(error, NoCredentialsError | PartialCredentialsError | ParamValidationError):
+        return False
+    return isinstance(error, HTTPClientError | HTTPError) or "Connection" in type(error).__name__
+
+
+def source_error(error: Exception, uri: str) -> SourceError:
+    """The error for an object that a user named as a source."""
+    kind = SourceUnavailableError if is_transient(error) else SourceError
+    return kind(_sentence(error, uri), uri=uri)
+
+
+def storage_error(error: Exception, uri: str) -> StorageError:
+    """The error for an object of our own."""
+    kind = StorageUnavailableError if is_transient(error) else StorageError
+    return kind(_sentence(error, uri), uri=uri)
+
+
+def changed_error(uri: str) -> BlendError:
+    """The error for an object that became another one while it was read."""
+    return SourceError(f"{uri} changed while it was read; submit the job again when it is complete.", uri=uri)
+
+
+def _sentence(error: Exception, uri: str) -> str:
+    code = error_code(error)
+    if code == "NoSuchBucket":
+        return f"The bucket of {uri} does not exist; create it or correct the URI."
+    if is_missing(error):
+        return f"There is no object {uri}; correct the URI."
+    if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
+        return f"Access to {uri} is denied; allow these credentials to read and list it, or correct {_CREDENTIALS}."
+    if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
+        return f"The object store refused the credentials for {uri} ({code}); correct {_CREDENTIALS}."
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return f"There are no credentials for {uri}; set {_CREDENTIALS}."
+    if is_transient(error):
+        return f"The object store did not answer for {uri} ({code}); check that it runs and BLEND_OBJECT_STORE__ENDPOINT_URL."
+    return f"The object store refused {uri} ({code}); check the URI and the credentials."

@@ -1,0 +1,153 @@
+"""Bytes and lines of an object: resumed where a connection broke, bounded in memory, gzip or plain."""
+
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from blend_core.errors import SourceError, SourceUnavailableError
+from storage.object_errors import CLIENT_ERRORS, changed_error, error_code, is_transient, source_error
+
+CHUNK_BYTES = 1 << 20
+_MAX_TRIES_WITHOUT_PROGRESS = 6
+_FIRST_DELAY_S = 0.2
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class LineBatch:
+    """Consecutive lines of an object.
+
+    Attributes:
+        first_line: number of `lines[0]`, from 1.
+        lines: without `\\n` (a `\\r` stays), blank ones included. A line over the limit is cut to
+            `max_line_bytes + 1` bytes: its length tells.
+    """
+
+    first_line: int
+    lines: list[bytes]
+
+
+def read_chunks(
+    client: Any, bucket: str, key: str, etag: str | None, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[bytes]:
+    """The object's bytes in chunks, every one exactly once.
+
+    A broken connection is resumed at its byte. The version is held by ETag, asked for and compared, since not every
+    server heeds `If-Match`; the length is compared with what the server promised.
+
+    Raises:
+        SourceError: there is no such object, it may not be read, or it changed.
+        SourceUnavailableError: it did not answer, several times without a byte of progress.
+    """
+    uri = f"s3://{bucket}/{key}"
+    offset, size, num_tries, delay_s = 0, None, 0, _FIRST_DELAY_S
+    while size is None or offset < size:
+        try:
+            arguments = {"Bucket": bucket, "Key": key}
+            if offset:
+                arguments["Range"] = f"bytes={offset}-"
+            if etag is not None:
+                arguments["IfMatch"] = etag
+            response = client.get_object(**arguments)
+            if etag is not None and response["ETag"] != etag:
+                raise changed_error(uri)
+            etag = response["ETag"]
+            length = response["ContentLength"]
+            # A server that ignores the range sends the object from its beginning.
+            num_to_skip = offset if "ContentRange" not in response else 0
+            if size is None:
+                size = length
+            elif length - num_to_skip != size - offset:
+                raise changed_error(uri)
+            for chunk in response["Body"].iter_chunks(CHUNK_BYTES):
+                if num_to_skip:
+                    num_skipped = min(num_to_skip, len(chunk))
+                    num_to_skip -= num_skipped
+                    chunk = chunk[num_skipped:]
+                if chunk:
+                    offset += len(chunk)
+                    num_tries, delay_s = 0, _FIRST_DELAY_S
+                    yield chunk
+            if offset < size:
+                raise SourceUnavailableError(f"{uri} broke off at byte {offset} of {size}.", uri=uri)
+        except SourceUnavailableError:
+            num_tries += 1
+            if num_tries >= _MAX_TRIES_WITHOUT_PROGRESS:
+                raise
+        except CLIENT_ERRORS as error:
+            if error_code(error) in ("PreconditionFailed", "412", "InvalidRange", "416"):
+                raise changed_error(uri) from error
+            num_tries += 1
+            if not is_transient(error) or num_tries >= _MAX_TRIES_WITHOUT_PROGRESS:
+                raise source_error(error, uri) from error
+        if size is None or offset < size:
+            sleep(delay_s)
+            delay_s *= 2
+
+
+def plain_chunks(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
+    """The chunks as they are, or decompressed where the content begins as gzip does (members may follow one another).
+
+    Raises:
+        SourceError: the compressed content is damaged or cut off.
+    """
+    first = next(chunks, b"")
+    while len(first) < len(_GZIP_MAGIC) and (more := next(chunks, b"")):
+        first += more
+    if not first.startswith(_GZIP_MAGIC):
+        if first:
+            yield first
+        yield from chunks
+        return
+    decompressor = zlib.decompressobj(wbits=31)
+    chunk = first
+    try:
+        while chunk:
+            # Bounded steps: a small file may hold gigabytes of one letter.
+            plain = decompressor.decompress(chunk, CHUNK_BYTES)
+            if plain:
+                yield plain
+            chunk = decompressor.unconsumed_tail
+            if decompressor.eof:
+                chunk = decompressor.unused_data or next(chunks, b"")
+                if chunk:
+                    decompressor = zlib.decompressobj(wbits=31)
+            elif not chunk:
+                chunk = next(chunks, b"")
+        plain = decompressor.flush()
+    except zlib.error as error:
+        raise SourceError(f"{uri} is damaged gzip; upload it again.", uri=uri) from error
+    if plain:
+        yield plain
+    if not decompressor.eof:
+        raise SourceError(f"{uri} is gzip that ends too early; upload it again.", uri=uri)
+
+
+def split_lines(chunks: Iterator[bytes], *, max_line_bytes: int, start_line: int) -> Iterator[LineBatch]:
+    """Batches of lines, about one per chunk; memory is bounded by the chunk and `max_line_bytes`."""
+    next_line, carry = 1, b""
+    for chunk in chunks:
+        lines = (carry + chunk).split(b"\n")
+        carry = lines.pop()
+        if len(carry) > max_line_bytes:
+            # The rest of this line is dropped as it comes: what is kept already says that it is too long.
+            carry = carry[: max_line_bytes + 1]
+        if lines:
+            yield from _batch(next_line, lines, max_line_bytes, start_line)
+            next_line += len(lines)
+    if carry:
+        yield from _batch(next_line, [carry], max_line_bytes, start_line)
+
+
+def _batch(first_line: int, lines: list[bytes], max_line_bytes: int, start_line: int) -> Iterator[LineBatch]:
+    num_to_skip = min(max(0, start_line + 1 - first_line), len(lines))
+    if num_to_skip:
+        lines = lines[num_to_skip:]
+        first_line += num_to_skip
+    if not lines:
+        return
+    if max(map(len, lines)) > max_line_bytes:
+        lines = [line if len(line) <= max_line_bytes else line[: max_line_bytes + 1] for line in lines]
+    yield LineBatch(first_line, lines)
