@@ -1,15 +1,29 @@
 """Output and error objects in OpenAI Batch format."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from blend_core.errors import StorageError
 from storage.database import Database
+from storage.jobs import get_job, set_job_outputs
 from storage.objects import ObjectStore
+from storage.results import ResultRow, counts, iter_results
+
+_CHAT_ENDPOINT = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where the objects are and how many lines each has. `error_uri` is None where every request
-    succeeded."""
+    """Where the objects are and how many lines each has.
+
+    Attributes:
+        output_uri: answers.
+        error_uri: requests without an answer; None where every request succeeded.
+        num_output: lines of the output object.
+        num_error: lines of the error object.
+    """
 
     output_uri: str
     error_uri: str | None
@@ -20,6 +34,84 @@ class ExportResult:
 def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
     """Streams every result into `jobs/{job_id}/output.jsonl` and `errors.jsonl`, and records both on the job.
 
-    Refused (`StorageError`) while requests are pending: call `close_pending` first for an expired or
-    cancelled job. Line counts are checked against the database.
+    One line per request in seq order, so that exporting again writes the same bytes.
+
+    Raises:
+        StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or the lines do
+            not add up to what the database counts; then neither object appears.
     """
+    job = get_job(db, job_id)
+    expected = counts(db, job_id)
+    if expected.pending:
+        raise StorageError(
+            f"Job {job_id} has {expected.pending} requests without a result; run it to its end before the export.",
+            job_id=job_id,
+        )
+    encode = msgspec.json.Encoder().encode
+    num_output = num_error = 0
+    output_key, error_key = f"jobs/{job_id}/output.jsonl", f"jobs/{job_id}/errors.jsonl"
+    with objects.uploader(output_key) as output, objects.uploader(error_key) as errors:
+        for row in iter_results(db, job_id, objects=objects):
+            if row.status == "succeeded":
+                output.write(encode(output_line(job_id, job.model, row)) + b"\n")
+                num_output += 1
+            else:
+                errors.write(encode(error_line(job_id, row)) + b"\n")
+                num_error += 1
+        if (num_output, num_error) != (expected.succeeded, expected.total - expected.succeeded):
+            raise StorageError(
+                f"The export of job {job_id} has {num_output} answers and {num_error} errors where the database "
+                f"counts {expected.succeeded} and {expected.total - expected.succeeded}; export again.",
+                job_id=job_id,
+            )
+    error_uri = errors.uri
+    if not num_error:
+        objects.delete([error_key])
+        error_uri = None
+    set_job_outputs(db, job_id, output.uri, error_uri)
+    return ExportResult(output.uri, error_uri, num_output, num_error)
+
+
+def output_line(job_id: str, model: str, row: ResultRow) -> dict[str, Any]:
+    """One line of the output object, built from the columns alone."""
+    assert row.finished_at is not None
+    request_id = f"{job_id}-{row.seq}"
+    num_prompt_tokens, num_output_tokens = row.num_prompt_tokens or 0, row.num_output_tokens or 0
+    is_chat = row.endpoint == _CHAT_ENDPOINT
+    choice: dict[str, Any] = {"index": 0, "finish_reason": row.finish_reason, "logprobs": None}
+    if is_chat:
+        choice["message"] = {"role": "assistant", "content": row.output_text, "refusal": None}
+    else:
+        choice["text"] = row.output_text
+    body = {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{request_id}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(row.finished_at.timestamp()),
+        "model": model,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": row.num_cached_tokens or 0},
+        },
+    }
+    response = {"status_code": 200, "request_id": request_id, "body": body}
+    return {"id": f"batch_req_{request_id}", "custom_id": row.custom_id, "response": response, "error": None}
+
+
+def error_line(job_id: str, row: ResultRow) -> dict[str, Any]:
+    """One line of the error object: the code, the reason, and the line at fault."""
+    error = {
+        "code": row.error_code,
+        "message": row.error_message,
+        "param": None,
+        "line": row.source_line,
+        "source": row.source_uri,
+    }
+    return {
+        "id": f"batch_req_{job_id}-{row.seq}",
+        "custom_id": row.custom_id,
+        "response": None,
+        "error": error,
+    }

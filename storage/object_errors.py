@@ -1,12 +1,5 @@
 """What an error of the S3 client means, in the platform's own errors."""
 
-from blend_core.errors import (
-    BlendError,
-    SourceError,
-    SourceUnavailableError,
-    StorageError,
-    StorageUnavailableError,
-)
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -16,6 +9,14 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from urllib3.exceptions import HTTPError
+
+from blend_core.errors import (
+    BlendError,
+    SourceError,
+    SourceUnavailableError,
+    StorageError,
+    StorageUnavailableError,
+)
 
 _CREDENTIALS = "BLEND_OBJECT_STORE__ACCESS_KEY and BLEND_OBJECT_STORE__SECRET_KEY"
 

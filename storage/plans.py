@@ -1,19 +1,92 @@
-"""Plans: Arrow in the object store, one summary row in the database."""
+"""Plans: an Arrow file in the object store, one summary row in the database."""
 
-from blend_core.plan import Plan
+from dataclasses import asdict, fields
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from blend_core.errors import StorageError
+from blend_core.plan import Plan, PlanSummary
 from storage.database import Database
-from storage.objects import ObjectStore
+from storage.objects import ObjectStore, split_uri
+from storage.schema import plan as plan_table
 
 
 def save_plan(
     db: Database, objects: ObjectStore, job_id: str, plan: Plan, *, run_id: str | None = None
 ) -> str:
-    """Stores a revision and returns its URI. The same revision of the same job again: `StorageError`."""
+    """Stores a revision and returns its URI.
+
+    Raises:
+        StorageError: the job has a plan of this revision already. Revisions are only added.
+    """
+    # The run is in the name, so that two runs which make the same revision at once never share a file.
+    name = f"{plan.revision:05}" + (f"-{run_id}" if run_id else "")
+    entry = objects.put(f"jobs/{job_id}/plans/{name}.arrow", plan.to_arrow())
+    statement = (
+        insert(plan_table)
+        .values(
+            job_id=job_id,
+            revision=plan.revision,
+            run_id=run_id,
+            policy=plan.policy,
+            plan_uri=entry.uri,
+            **asdict(plan.summary),
+        )
+        .on_conflict_do_nothing()
+    )
+    with db.connect() as connection:
+        if not connection.execute(statement).rowcount:
+            raise StorageError(
+                f"Job {job_id} has a plan of revision {plan.revision} already; plan with the next one.",
+                job_id=job_id,
+                revision=plan.revision,
+            )
+    return entry.uri
 
 
 def load_plan(db: Database, objects: ObjectStore, job_id: str, *, revision: int | None = None) -> Plan:
-    """Reads a revision, the newest by default; `StorageError` where there is none."""
+    """Reads a revision, the newest by default.
+
+    Raises:
+        StorageError: there is no such plan.
+        PlanError: what is stored is damaged.
+    """
+    statement = (
+        sa.select(plan_table.c.plan_uri)
+        .where(plan_table.c.job_id == job_id)
+        .order_by(plan_table.c.revision.desc())
+        .limit(1)
+    )
+    if revision is not None:
+        statement = statement.where(plan_table.c.revision == revision)
+    with db.connect() as connection:
+        uri = connection.execute(statement).scalar_one_or_none()
+    if uri is None:
+        which = "no plan" if revision is None else f"no plan of revision {revision}"
+        raise StorageError(f"Job {job_id} has {which}; run the job.", job_id=job_id)
+    return Plan.from_arrow(objects.get(split_uri(uri)[1]))
+
+
+def load_plan_summary(db: Database, job_id: str, *, revision: int | None = None) -> PlanSummary | None:
+    """What a revision promises, the newest by default; None where there is no such plan."""
+    columns = [plan_table.c[field.name] for field in fields(PlanSummary)]
+    statement = (
+        sa.select(*columns)
+        .where(plan_table.c.job_id == job_id)
+        .order_by(plan_table.c.revision.desc())
+        .limit(1)
+    )
+    if revision is not None:
+        statement = statement.where(plan_table.c.revision == revision)
+    with db.connect() as connection:
+        row = connection.execute(statement).one_or_none()
+    return None if row is None else PlanSummary(*row)
 
 
 def next_revision(db: Database, job_id: str) -> int:
     """0 for a job without a plan, else the newest revision plus 1."""
+    newest = sa.select(sa.func.max(plan_table.c.revision)).where(plan_table.c.job_id == job_id)
+    with db.connect() as connection:
+        revision = connection.execute(newest).scalar_one()
+    return 0 if revision is None else int(revision) + 1

@@ -1,7 +1,15 @@
 """Rows of a user's read-only query, streamed."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from blend_core.errors import SourceError, SourceUnavailableError
+
+_CONNECT_TIMEOUT_S = 10
 
 
 def stream_rows(
@@ -9,7 +17,55 @@ def stream_rows(
 ) -> Iterator[dict[str, Any]]:
     """Streams a query's rows by a server-side cursor in a READ ONLY transaction.
 
-    `params` are bound as `%(name)s` (then a literal `%` is written `%%`). Anything but one reading
-    statement, an unknown column and the like raise `SourceError` with the server's own message; a lost or
-    refused connection `SourceUnavailableError`.
+    The server itself refuses anything but one statement that reads: the query becomes the cursor's declaration.
+
+    Args:
+        url: `postgresql://…` of the source.
+        query: one SELECT (or VALUES, TABLE, WITH … SELECT).
+        params: bound as `%(name)s`; then a literal `%` of the query is written `%%`.
+        fetch_size: rows that travel at a time.
+
+    Raises:
+        SourceError: the server refused the query; the message is the server's own.
+        SourceUnavailableError: the server did not answer, or broke off.
     """
+    try:
+        with psycopg.connect(
+            _plain_url(url), connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend"
+        ) as connection:
+            connection.read_only = True
+            with connection.cursor(name="blend_source", row_factory=dict_row) as cursor:
+                cursor.itersize = fetch_size
+                cursor.execute(query, params)
+                _check_columns(cursor)
+                yield from cursor
+    except psycopg.Error as error:
+        raise _source_error(error) from error
+
+
+def _plain_url(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise SourceError("The URL of a SQL source must start with postgresql://; correct it.")
+    return f"postgresql://{rest}"
+
+
+def _check_columns(cursor: psycopg.ServerCursor[dict[str, Any]]) -> None:
+    names = Counter(column.name for column in cursor.description or ())
+    twice = sorted(name for name, number in names.items() if number > 1)
+    if twice:
+        raise SourceError(f"The query returns the column {twice[0]} twice; name its columns apart with AS.")
+
+
+def _source_error(error: psycopg.Error) -> SourceError:
+    primary = error.diag.message_primary
+    sqlstate = error.sqlstate or ""
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return SourceError(f"The query writes ({primary}); a source only reads.")
+    if "authentication failed" in str(error):
+        return SourceError("The SQL source refused the user or password; correct its URL.")
+    if isinstance(error, psycopg.OperationalError) and not sqlstate.startswith(("22", "42", "53", "57014")):
+        return SourceUnavailableError(
+            "The SQL source did not answer or broke off; check its URL and its server."
+        )
+    return SourceError(f"The query was refused ({primary or type(error).__name__}); correct it.")
