@@ -3,8 +3,7 @@
 1. *Annotate*: each node gets compute, memory and density of its leaves, its own segment counted once.
 2. *Layer-wise sort*: at each node the children by density, largest first. Keeps all sharing.
 3. *Node split*: children of a node whose density belongs elsewhere are cut from it and put under the root,
-where
-   their prefix is computed anew. Children of like density leave together, because then they pay for it once.
+   where their prefix is computed anew. Children of like density leave together: then they pay for it once.
 
 Splits are bought where they move the most work per recomputed token, until what is left is in order or the
 budget, the share of sharing that may be lost, is spent. Each leaf moves at most once.
@@ -27,9 +26,9 @@ MAX_ROUNDS: Final = 8
 
 
 def layer_wise_sort(tree: PrefixTree, annotation: Annotation) -> Ints:
-    """Returns `(num_requests + num_nodes,)` the place of each item's first leaf once children fall in
-    density.
+    """Sorts the children of every node by density, largest first.
 
+    Returns `(num_requests + num_nodes,)` the place of the first leaf of each item of the annotation.
     A leaf without tokens of its own stays first in its node: after a longer prompt it would have to compute
     one token, and with it a whole block, again. Ties keep lexical order.
     """
