@@ -10,6 +10,7 @@ from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
 from blend_core.policies.ledger import Phase
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+from blend_core.policies.side_account import SideAccount
 
 OUTLIVED_FACTOR = 2.0
 """After this many times its estimate a request has outlived it by far (BlendServe §5.4)."""
@@ -44,71 +45,25 @@ def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: floa
     return left, num_blocks - left
 
 
-class _Account:
-    """One side's share of KV and its right to start prompt tokens.
-
-    Credit is reckoned from the last change, so that a jump over steps gives exactly what single steps give.
-    """
-
-    __slots__ = (
-        "_credit_tokens",
-        "_since",
-        "capacity_tokens",
-        "credit_tokens_per_step",
-        "head",
-        "leads",
-        "num_steady",
-    )
-
-    def __init__(self) -> None:
-        self.head: int | None = None
-        self.leads: deque[int] = deque()
-        self.capacity_tokens = 0.0
-        self.num_steady = 0.0
-        self.credit_tokens_per_step = 0.0
-        self._credit_tokens = 0.0
-        self._since = 0
-
-    def credit_tokens(self, clock: int) -> float:
-        """Prompt tokens that the side may start; below zero it has started more than it may."""
-        rate = self.credit_tokens_per_step
-        return min(rate, self._credit_tokens + rate * (clock - self._since))
-
-    def charge(self, clock: int, num_tokens: float) -> None:
-        """Takes tokens off the credit."""
-        self._credit_tokens = self.credit_tokens(clock) - num_tokens
-        self._since = clock
-
-    def set_rate(self, clock: int, credit_tokens_per_step: float) -> None:
-        """Changes what a step gives; what was saved stays, up to one step of the new rate."""
-        self.charge(clock, 0.0)
-        self.credit_tokens_per_step = credit_tokens_per_step
-
-    def quiet_steps(self, clock: int) -> int:
-        """Steps until a credit of zero or less is above zero again."""
-        rate = self.credit_tokens_per_step
-        num_steps = int(-self.credit_tokens(clock) / rate) + 1 if rate > 0 else FOR_EVER
-        # The division rounds; the gate looks at the sum.
-        return num_steps - 1 if self.credit_tokens(clock + num_steps - 1) > 0 else num_steps
-
-
 class DualScanPolicy(QueuedPolicy):
     """Takes compute-intensive requests from the left end and memory-intensive ones from the right end.
 
     Per side `x`: `M_x` of `memory_split`, `N_x = M_x / (p_x + d_x / 2)` requests in steady state (in tokens),
     and `C_x = N_x p_x / d_x` prompt tokens per step (BlendServe §5.3); `p_x` are the head's unshared prompt
-    tokens and `d_x` its estimated output. A side starts its head while its KV use is under `M_x` and its
-    credit is above zero; a start costs the tokens it computes, each step gives `C_x` back, and no more than
-    one step's credit is saved up. A share above nothing is worth one request at least. Preempted requests
-    have paid and need no credit, and sampled requests lead their side and may draw its credit below zero, up
-    to `N_x` in flight.
+    tokens and `d_x` its estimated output. A side starts its head while its KV use is under `M_x` and either
+    it holds less than its steady state, `sum (p + d / 2)` of its requests under `M_x` (`N_x` requests if all
+    are alike), or its credit is above zero: a start costs the tokens it computes, each step gives `C_x` back,
+    and no more than one step's credit is saved up. A share above nothing is worth one request at least.
+    Preempted requests have paid and need no credit; sampled requests come first on the side that their
+    density puts them on.
     """
 
     name: ClassVar[str] = "dual_scan"
 
     def __init__(self, plan: Plan, limits: EngineLimits) -> None:
-        self._accounts = {Side.LEFT: _Account(), Side.RIGHT: _Account()}
+        self._accounts = {Side.LEFT: SideAccount(), Side.RIGHT: SideAccount()}
         self._deadlines: list[tuple[int, int]] = []
+        self._resident_tokens: dict[int, float] = {}
         self._rho = inf
         self._heads: tuple[int | None, int | None] = (None, None)
         super().__init__(plan, limits)
@@ -132,7 +87,7 @@ class DualScanPolicy(QueuedPolicy):
         """Steps until a side's credit or an outlived estimate can open a gate."""
         quiet = self._deadlines[0][0] - self._ledger.clock if self._deadlines else FOR_EVER
         for side, account in self._accounts.items():
-            if account.head is not None and not self._has_credit(account) and not self._is_full(side):
+            if account.head is not None and not self._is_full(side) and not self._may_start(side):
                 quiet = min(quiet, account.quiet_steps(self._ledger.clock))
         return max(1, quiet)
 
@@ -143,7 +98,19 @@ class DualScanPolicy(QueuedPolicy):
         charged = self._ledger.admit(slot, side, num_cached_tokens)
         if first_time:
             self._accounts[side].charge(self._ledger.clock, charged)
+        self._resident_tokens[slot] = charged + self._ledger.output_tokens[slot] / 2
+        self._accounts[side].resident_tokens += self._resident_tokens[slot]
         self._settle()
+
+    def finished(self, seq: int, num_output_tokens: int) -> None:
+        """The request ended, or left the queue."""
+        self._vacate(seq)
+        super().finished(seq, num_output_tokens)
+
+    def preempted(self, seq: int) -> None:
+        """The request lost its blocks and waits again, at the head of its side."""
+        self._vacate(seq)
+        super().preempted(seq)
 
     def decoding(self, seq: int) -> None:
         """Notes when a left request will have outlived its estimate."""
@@ -163,8 +130,11 @@ class DualScanPolicy(QueuedPolicy):
             _, slot = heappop(self._deadlines)
             outlived = ledger.num_output_tokens(slot) >= OUTLIVED_FACTOR * ledger.output_tokens[slot]
             # An entry may be older than a preemption or a finish; a later life has an entry of its own.
-            if ledger.phase[slot] is Phase.DECODING and outlived:
+            is_left = ledger.phase[slot] is Phase.DECODING and ledger.side[slot] is Side.LEFT
+            if is_left and outlived:
                 ledger.move(slot, Side.RIGHT)
+                self._accounts[Side.LEFT].resident_tokens -= self._resident_tokens[slot]
+                self._accounts[Side.RIGHT].resident_tokens += self._resident_tokens[slot]
 
     def _planned(self, plan: Plan) -> None:
         ledger = self._ledger
@@ -190,7 +160,7 @@ class DualScanPolicy(QueuedPolicy):
             self._heads = heads
             self._share_memory(*heads)
 
-    def _find_head(self, side: Side, account: _Account) -> int | None:
+    def _find_head(self, side: Side, account: SideAccount) -> int | None:
         preempted = self._ledger.preempted[side]
         if preempted:
             return preempted[0]
@@ -212,13 +182,12 @@ class DualScanPolicy(QueuedPolicy):
             account = self._accounts[side]
             account.capacity_tokens = capacity
             if head is None or capacity <= 0:
-                account.num_steady = 0.0
                 account.set_rate(ledger.clock, 0.0)
                 continue
             num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
             num_output = ledger.output_tokens[head]
-            account.num_steady = max(1.0, capacity / (num_prompt + num_output / 2))
-            account.set_rate(ledger.clock, account.num_steady * num_prompt / num_output)
+            num_steady = max(1.0, capacity / (num_prompt + num_output / 2))
+            account.set_rate(ledger.clock, num_steady * num_prompt / num_output)
 
     def _emptier_first(self) -> tuple[Side, Side]:
         left = self._accounts[Side.LEFT].capacity_tokens
@@ -238,19 +207,21 @@ class DualScanPolicy(QueuedPolicy):
         # A share smaller than one request still holds one, or the side would never run.
         return self._ledger.num_running[side] > 0 and self._ledger.num_tokens[side] >= capacity
 
-    def _has_credit(self, account: _Account) -> bool:
-        return account.credit_tokens(self._ledger.clock) > 0
-
     def _may_start(self, side: Side) -> bool:
         account = self._accounts[side]
         if account.head is None or self._is_full(side):
             return False
-        if self._ledger.phase[account.head] is Phase.PREEMPTED or self._has_credit(account):
+        if self._ledger.phase[account.head] is Phase.PREEMPTED:
             return True
-        leads = account.leads
         return (
-            bool(leads) and leads[0] == account.head and self._ledger.num_running[side] < account.num_steady
+            account.resident_tokens < account.capacity_tokens or account.credit_tokens(self._ledger.clock) > 0
         )
+
+    def _vacate(self, seq: int) -> None:
+        slot = self._ledger.slot_of.get(seq, -1)
+        resident_tokens = self._resident_tokens.pop(slot, None)
+        if resident_tokens is not None:
+            self._accounts[self._ledger.side[slot]].resident_tokens -= resident_tokens
 
     def _is_placeable(self, view: EngineView, side: Side) -> bool:
         head = self._accounts[side].head
