@@ -20,8 +20,8 @@ def copy_rows(
     Args:
         connection: the connection.
         table: name of the table.
-        columns: Postgres type of each column, in the order of a row's values. Values of a `timestamptz` come as
-            `instant_us` gives them.
+        columns: Postgres type of each column, in the order of a row's values. Values of a `timestamptz` come
+            as `instant_us` gives them.
         rows: the rows.
     """
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
@@ -37,7 +37,8 @@ def copy_rows(
 
 
 def instant_us(epoch_s: float | None) -> int | None:
-    """Seconds since 1970 as Postgres counts time. Raises `ValueError` or `OverflowError` for nan and infinity."""
+    """Seconds since 1970 as Postgres counts time. Raises `ValueError` or `OverflowError` for nan and
+    infinity."""
     return None if epoch_s is None else int((epoch_s - _POSTGRES_EPOCH_S) * 1e6)
 
 
@@ -49,8 +50,8 @@ def store_all(
 ) -> None:
     """Stores rows together; where some are refused, halves until only those are left out.
 
-    Each attempt is a savepoint of the connection's transaction, so a row at fault takes no other with it. Errors
-    of the connection itself pass through.
+    Each attempt is a savepoint of the connection's transaction, so a row at fault takes no other with it.
+    Errors of the connection itself pass through.
 
     Args:
         connection: in a transaction.

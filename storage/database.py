@@ -152,7 +152,8 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
         isinstance(error, sqlalchemy.exc.DBAPIError) and error.connection_invalidated
     ):
         return StorageUnavailableError(
-            f"The database at {safe_url} did not answer; start it (`blend up`) or correct BLEND_DATABASE__URL."
+            f"The database at {safe_url} did not answer; start it (`blend up`) or correct "
+            "BLEND_DATABASE__URL."
         )
     if sqlstate == "42P01":
         return StorageError(f"The tables are missing at {safe_url}; run `blend db upgrade`.")

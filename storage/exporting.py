@@ -37,14 +37,15 @@ def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
     One line per request in seq order, so that exporting again writes the same bytes.
 
     Raises:
-        StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or the lines do
-            not add up to what the database counts; then neither object appears.
+        StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or the
+            lines do not add up to what the database counts; then neither object appears.
     """
     job = get_job(db, job_id)
     expected = counts(db, job_id)
     if expected.pending:
         raise StorageError(
-            f"Job {job_id} has {expected.pending} requests without a result; run it to its end before the export.",
+            f"Job {job_id} has {expected.pending} requests without a result; run it to its end "
+            "before the export.",
             job_id=job_id,
         )
     encode = msgspec.json.Encoder().encode
@@ -60,14 +61,14 @@ def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
                 num_error += 1
         if (num_output, num_error) != (expected.succeeded, expected.total - expected.succeeded):
             raise StorageError(
-                f"The export of job {job_id} has {num_output} answers and {num_error} errors where the database "
-                f"counts {expected.succeeded} and {expected.total - expected.succeeded}; export again.",
+                f"The export of job {job_id} has {num_output} answers and {num_error} errors where "
+                f"the database counts {expected.succeeded} and {expected.total - expected.succeeded}; "
+                "export again.",
                 job_id=job_id,
             )
-    error_uri = errors.uri
-    if not num_error:
+    error_uri = errors.uri if num_error else None
+    if error_uri is None:
         objects.delete([error_key])
-        error_uri = None
     set_job_outputs(db, job_id, output.uri, error_uri)
     return ExportResult(output.uri, error_uri, num_output, num_error)
 

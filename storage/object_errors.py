@@ -70,11 +70,16 @@ def _sentence(error: Exception, uri: str) -> str:
     if is_missing(error):
         return f"There is no object {uri}; correct the URI."
     if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
-        return f"Access to {uri} is denied; allow these credentials to read and list it, or correct {_CREDENTIALS}."
+        return (
+            f"Access to {uri} is denied; let these credentials read and list it, or correct {_CREDENTIALS}."
+        )
     if code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"):
         return f"The object store refused the credentials for {uri} ({code}); correct {_CREDENTIALS}."
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return f"There are no credentials for {uri}; set {_CREDENTIALS}."
     if is_transient(error):
-        return f"The object store did not answer for {uri} ({code}); check that it runs and BLEND_OBJECT_STORE__ENDPOINT_URL."
+        return (
+            f"The object store did not answer for {uri} ({code}); check that it runs, and "
+            "BLEND_OBJECT_STORE__ENDPOINT_URL."
+        )
     return f"The object store refused {uri} ({code}); check the URI and the credentials."

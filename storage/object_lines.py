@@ -34,8 +34,8 @@ def read_chunks(
 ) -> Iterator[bytes]:
     """The object's bytes in chunks, every one exactly once.
 
-    A broken connection is resumed at its byte. The version is held by ETag, asked for and compared, since not every
-    server heeds `If-Match`; the length is compared with what the server promised.
+    A broken connection is resumed at its byte. The version is held by ETag, asked for and compared, since not
+    every server heeds `If-Match`; the length is compared with what the server promised.
 
     Raises:
         SourceError: there is no such object, it may not be read, or it changed.
@@ -88,7 +88,8 @@ def read_chunks(
 
 
 def plain_chunks(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
-    """The chunks as they are, or decompressed where the content begins as gzip does (members may follow one another).
+    """The chunks as they are, or decompressed where the content begins as gzip does (members may follow one
+    another).
 
     Raises:
         SourceError: the compressed content is damaged or cut off.

@@ -1,6 +1,6 @@
 """The object store: our own bucket, and the S3 objects that sources name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,8 @@ class ObjectStore:
     ) -> Iterator[LineBatch]:
         """Lines of an object, plain or gzip (told by content), after the first `start_line` of them.
 
-        An entry of a listing is read in exactly the listed version. A broken connection is resumed at its byte.
+        An entry of a listing is read in exactly the listed version. A broken connection is resumed at its
+        byte.
         """
         uri, etag = (entry.uri, entry.etag) if isinstance(entry, ObjectEntry) else (entry, None)
         bucket, key = split_uri(uri)
@@ -197,7 +198,7 @@ class ObjectStore:
             raise storage_error(error, self.uri(key)) from error
         part.rename(path)
 
-    def keys(self, prefix: str) -> "list[str]":
+    def keys(self, prefix: str) -> Sequence[str]:
         """Our keys that begin with the prefix, sorted; none where the bucket is missing."""
         try:
             return sorted(found["Key"] for found in self._pages(self._options.bucket, prefix))
@@ -206,7 +207,7 @@ class ObjectStore:
                 return []
             raise storage_error(error, self.uri(prefix)) from error
 
-    def delete(self, keys: "list[str]") -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         """Removes our objects; a missing one is no error."""
         for start in range(0, len(keys), _MAX_DELETE_KEYS):
             batch = [{"Key": key} for key in keys[start : start + _MAX_DELETE_KEYS]]
@@ -230,7 +231,8 @@ class ObjectStore:
         try:
             found = self._client.head_object(Bucket=bucket, Key=key)
         except ClientError as error:
-            # A HEAD has no body, so a missing bucket looks like a missing key: the listing after it tells them apart.
+            # A HEAD has no body, so a missing bucket looks like a missing key: the listing after it tells
+            # them apart.
             if is_missing(error):
                 return None
             raise

@@ -32,11 +32,11 @@ _LONGEST_DELAY_S = 5.0
 class Recorder:
     """Commits results and windows, at the latest a second after they were given.
 
-    Calls return at once while fewer than `max_waiting_rows` wait and block beyond that, so a database that is slow or
-    away slows the engine down and never fills the memory. The first answer to a request wins; giving one again
-    changes nothing. A row that the database refuses becomes an error row and takes no other with it. While the
-    database is away the thread tries again, for `give_up_after_s` at most. When it has to give up, or another run
-    took over the job, the next call and `close` raise why.
+    Calls return at once while fewer than `max_waiting_rows` wait and block beyond that, so a database that is
+    slow or away slows the engine down and never fills the memory. The first answer to a request wins; giving
+    one again changes nothing. A row that the database refuses becomes an error row and takes no other with
+    it. While the database is away the thread tries again, for `give_up_after_s` at most. When it has to give
+    up, or another run took over the job, the next call and `close` raise why.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Recorder:
         self._give(True, event)
 
     def window(self, window: StepWindow, *, rank: int, planned_density: float | None) -> None:
-        """Gives a window with the plan's density at the same share of work. Raises what went wrong in the thread."""
+        """Gives a window with the plan's density at the same share of work. Raises what went wrong in the
+        thread."""
         self._give(False, GivenWindow(window, rank, planned_density))
 
     def flush(self) -> None:
@@ -230,7 +231,8 @@ class Recorder:
             _log.warning("A window of run %s cannot be stored: %s", run.run_id, type(error).__name__)
 
         with connection.transaction():
-            # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays new.
+            # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays
+            # new.
             owns_job = connection.execute(
                 "SELECT FROM batch_job WHERE job_id = %s AND current_run_id = %s AND fencing_number = %s"
                 " AND finished_at IS NULL FOR UPDATE",
@@ -266,7 +268,8 @@ class Recorder:
             return []
         first = {(given.rank, given.window.batch_index): given for given in reversed(windows)}
         known = connection.execute(
-            "SELECT rank, batch_index FROM batch_metric WHERE job_id = %s AND run_id = %s AND batch_index >= %s",
+            "SELECT rank, batch_index FROM batch_metric WHERE job_id = %s AND run_id = %s"
+            " AND batch_index >= %s",
             (self._run.job_id, self._run.run_id, min(index for _, index in first)),
         )
         for key in known.fetchall():

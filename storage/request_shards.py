@@ -1,7 +1,7 @@
 """Request shards: token ids, sampling parameters and bodies of a job's requests, in Arrow files.
 
-A job's shards are `jobs/{job_id}/requests/00000.arrow`, … in ascending seq, and `index.arrow`, which is written last:
-where it is missing, the ingest has not ended.
+A job's shards are `jobs/{job_id}/requests/00000.arrow`, … in ascending seq, and `index.arrow`, which is
+written last: where it is missing, the ingest has not ended.
 """
 
 import shutil
@@ -97,7 +97,9 @@ class RequestShardWriter:
         sampling = [request.sampling for request in requests]
         columns: dict[str, Any] = {
             "seq": [request.seq for request in requests],
-            "token_ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens, pa.int32())),
+            "token_ids": pa.ListArray.from_arrays(
+                pa.array(offsets, pa.int32()), pa.array(tokens, pa.int32())
+            ),
             "max_tokens": [params.max_tokens for params in sampling],
             "min_tokens": [params.min_tokens for params in sampling],
             "temperature": [params.temperature for params in sampling],
@@ -117,8 +119,8 @@ class RequestShardWriter:
 class RequestShards:
     """Reads a job's requests. Safe to share between threads.
 
-    Shards are downloaded when they are first needed, into a temporary folder that holds at most `max_cached_bytes`
-    (and one shard); the one used longest ago goes first.
+    Shards are downloaded when they are first needed, into a temporary folder that holds at most
+    `max_cached_bytes` (and one shard); the one used longest ago goes first.
     """
 
     __slots__ = ("_cached", "_folder", "_index", "_job_id", "_lock", "_max_cached_bytes", "_objects")

@@ -23,8 +23,8 @@ _MAX_EXCERPT_CHARS = 2_000
 
 _REQUEST_COLUMNS = {
     "job_id": "text", "seq": "int8", "is_valid": "bool", "custom_id": "text", "source_uri": "text",
-    "source_line": "int8", "endpoint": "text", "model": "text", "num_prompt_tokens": "int8", "max_tokens": "int8",
-    "prompt_excerpt": "text", "shard_index": "int8", "text_cleaned": "bool",
+    "source_line": "int8", "endpoint": "text", "model": "text", "num_prompt_tokens": "int8",
+    "max_tokens": "int8", "prompt_excerpt": "text", "shard_index": "int8", "text_cleaned": "bool",
 }  # fmt: skip
 _RESULT_COLUMNS = {
     "job_id": "text", "seq": "int8", "status": "text", "error_code": "text", "error_message": "text",
@@ -34,7 +34,8 @@ _RESULT_COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One line or row of a source, good or bad. Text that Postgres cannot hold is cleaned and flagged on write.
+    """One line or row of a source, good or bad. Text that Postgres cannot hold is cleaned and flagged on
+    write.
 
     Attributes:
         seq: number in the job: every non-blank line and every row counts from 0, bad ones included.
@@ -71,9 +72,9 @@ class _Entry:
 class RequestWriter:
     """Writes a job's requests in batches, each committed with the job's counters.
 
-    Entering removes what an unfinished ingest of the same job left; a clean exit marks the ingest as complete, after
-    which the job takes no more requests. A row that the database refuses becomes an error row and takes no other row
-    with it.
+    Entering removes what an unfinished ingest of the same job left; a clean exit marks the ingest as
+    complete, after which the job takes no more requests. A row that the database refuses becomes an error row
+    and takes no other row with it.
     """
 
     __slots__ = ("_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_total")
@@ -188,8 +189,8 @@ class RequestWriter:
         if excerpt is not None:
             excerpt = cut_text(excerpt, _MAX_EXCERPT_CHARS)
         return (
-            self._job_id, row.seq, entry.code is None, custom_id, source_uri, row.source_line, endpoint, model,
-            row.num_prompt_tokens, row.max_tokens, excerpt, row.shard_index, is_cleaned,
+            self._job_id, row.seq, entry.code is None, custom_id, source_uri, row.source_line, endpoint,
+            model, row.num_prompt_tokens, row.max_tokens, excerpt, row.shard_index, is_cleaned,
         )  # fmt: skip
 
     def _result(self, entry: _Entry) -> tuple[Any, ...]:

@@ -26,7 +26,8 @@ WINDOW_COLUMNS = {
     "num_prefill_tokens": "int8", "num_decode_tokens": "int8", "num_cached_tokens": "int8",
     "num_recomputed_tokens": "int8", "prefill_tokens_sq": "int8", "decode_kv_tokens": "int8",
     "compute_s": "float8", "memory_s": "float8", "planned_density": "float8", "kv_usage": "float8",
-    "num_running_left": "float8", "num_running_right": "float8", "num_preempted": "int8", "num_finished": "int8",
+    "num_running_left": "float8", "num_running_right": "float8", "num_preempted": "int8",
+    "num_finished": "int8",
 }  # fmt: skip
 
 
@@ -61,8 +62,8 @@ class ResultValues(NamedTuple):
         return self._replace(
             revision=None, status="errored", output_text=None, finish_reason=None, num_prompt_tokens=None,
             num_cached_tokens=None, num_output_tokens=None, error_code=RequestErrorCode.ENGINE_FAILED.value,
-            error_message=f"The engine's answer cannot be stored ({state}).", started_at=None, finished_at=now_s,
-            raw_ref=None,
+            error_message=f"The engine's answer cannot be stored ({state}).", started_at=None,
+            finished_at=now_s, raw_ref=None,
         )  # fmt: skip
 
 
@@ -106,9 +107,9 @@ class GivenWindow(NamedTuple):
         """The row of `batch_metric`, in the order of `WINDOW_COLUMNS`."""
         w = self.window
         return (
-            run.job_id, run.run_id, self.rank, w.batch_index, w.revision, instant_us(w.started_at), w.duration_s,
-            w.predicted_s, w.num_steps, w.num_prefill_tokens, w.num_decode_tokens, w.num_cached_tokens,
-            w.num_recomputed_tokens, w.prefill_tokens_sq, w.decode_kv_tokens, w.compute_s, w.memory_s,
-            self.planned_density, w.kv_usage, w.num_running_left, w.num_running_right, w.num_preempted,
-            w.num_finished,
+            run.job_id, run.run_id, self.rank, w.batch_index, w.revision, instant_us(w.started_at),
+            w.duration_s, w.predicted_s, w.num_steps, w.num_prefill_tokens, w.num_decode_tokens,
+            w.num_cached_tokens, w.num_recomputed_tokens, w.prefill_tokens_sq, w.decode_kv_tokens,
+            w.compute_s, w.memory_s, self.planned_density, w.kv_usage, w.num_running_left,
+            w.num_running_right, w.num_preempted, w.num_finished,
         )  # fmt: skip

@@ -112,7 +112,8 @@ class JobMetrics:
         num_cached_tokens: those served from the cache.
         num_output_tokens: tokens of all answers.
         num_batches: windows measured.
-        busy_s: seconds in which its runs executed: per run from the first window's start to the last one's end.
+        busy_s: seconds in which its runs executed: per run from the first window's start to the last one's
+            end.
         tokens_per_s: prompt and output tokens per busy second; None where nothing ran.
         output_tokens_per_s: output tokens per busy second; None where nothing ran.
         prefix_sharing: measured share of prompt tokens served from the cache; None where nothing ran.

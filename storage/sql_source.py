@@ -17,7 +17,8 @@ def stream_rows(
 ) -> Iterator[dict[str, Any]]:
     """Streams a query's rows by a server-side cursor in a READ ONLY transaction.
 
-    The server itself refuses anything but one statement that reads: the query becomes the cursor's declaration.
+    The server itself refuses anything but one statement that reads: the query becomes the cursor's
+    declaration.
 
     Args:
         url: `postgresql://…` of the source.

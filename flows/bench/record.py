@@ -16,7 +16,8 @@ _TEXT = "A likely answer of a few sentences, as long as most answers of a nightl
 
 
 def run_record_bench(db: Database, objects: ObjectStore, num_rows: int) -> float:
-    """Records `num_rows` answers of about 500 characters and returns rows per second, the last commit included.
+    """Records `num_rows` answers of about 500 characters and returns rows per second, the last commit
+    included.
 
     They belong to a throwaway job, which is removed again.
     """
