@@ -19,9 +19,10 @@ def read_messages(name: str, value: object) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise invalid_value(f"`{name}` must be a list of messages.")
     messages = [_read_message(message, index) for index, message in enumerate(value)]
-    if not any(message["content"].strip() for message in messages):
-        raise RequestError(f"`{name}` has no text.", RequestErrorCode.EMPTY_PROMPT)
-    return messages
+    for message in messages:
+        if message["content"].strip():
+            return messages
+    raise RequestError(f"`{name}` has no text.", RequestErrorCode.EMPTY_PROMPT)
 
 
 def read_prompt(name: str, value: object) -> str | list[int]:
@@ -53,6 +54,9 @@ def _read_message(message: object, index: int) -> dict[str, Any]:
     known_role = _ROLES.get(role) if isinstance(role, str) else None
     if known_role is None:
         raise _role_error(role, index)
+    content = message.get("content")
+    if isinstance(content, str) and len(message) == 2:
+        return {"role": known_role, "content": content}
     read: dict[str, Any] = {"role": known_role, "content": None}
     for field, value in message.items():
         if field == "content":

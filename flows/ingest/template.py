@@ -1,6 +1,7 @@
 """One row of a query to a `Draft`, through the job's sandboxed Jinja templates."""
 
 import datetime
+import decimal
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -229,6 +230,8 @@ def _finalize(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
         return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return f"{value:f}"
     if isinstance(value, (dict, list)):
         return msgspec.json.encode(value).decode()
     return value

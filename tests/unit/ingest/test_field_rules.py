@@ -1,0 +1,18 @@
+"""The documentation of the rules and the rules are one."""
+
+from pathlib import Path
+
+from flows.ingest.draft import Endpoint
+from flows.ingest.fields import FIELD_RULES, RULES_BY_ENDPOINT, rules_table
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "requests.md"
+
+
+def test_the_document_shows_the_rules_in_force() -> None:
+    assert rules_table() in DOCUMENT.read_text(encoding="utf-8"), "put rules_table() into docs/requests.md"
+
+
+def test_no_field_has_two_rules() -> None:
+    for endpoint in Endpoint:
+        named = [rule.name for rule in FIELD_RULES if endpoint in rule.endpoints]
+        assert len(named) == len(set(named)) == len(RULES_BY_ENDPOINT[endpoint])
