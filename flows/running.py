@@ -28,7 +28,6 @@ from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
 from storage.jobs import Job, JobStatus, close_pending, get_job, request_cancel, set_job_status
-from storage.request_shards import RequestShards
 from storage.results import counts
 from storage.runs import Run, RunStatus, finish_run, stale_run, start_run
 
@@ -159,9 +158,8 @@ def run_stages(
     if not job.status.is_end:
         spec = parse_job(job.spec, origin=f"Job {job_id}")
         run = _take_job(wiring, job, spec, progress, stop, wait_for_lease)
-        with _held(wiring, job, run, stop), RequestShards(wiring.objects, job_id) as requests:
-            context = JobContext(wiring, spec, run, stop, progress, requests)
-            _run_stages(context, run_stage)
+        with _held(wiring, job, run, stop):
+            _run_stages(JobContext(wiring, spec, run, stop, progress), run_stage)
     return _outcome(wiring, job_id, time.monotonic() - started_s)
 
 

@@ -6,7 +6,6 @@ from flows.job_spec import BatchJobSpec
 from flows.progress import Progress
 from flows.stopping import StopSignal
 from flows.wiring import Wiring
-from storage.request_shards import RequestShards
 from storage.runs import Run
 
 
@@ -20,7 +19,6 @@ class JobContext:
         run: the run's hold on the job.
         stop: when to stop early.
         progress: where to report to.
-        requests: the job's request shards.
     """
 
     wiring: Wiring
@@ -28,7 +26,6 @@ class JobContext:
     run: Run
     stop: StopSignal
     progress: Progress
-    requests: RequestShards
 
     @property
     def job_id(self) -> str:

@@ -14,6 +14,7 @@ from flows.stages.plan_progress import PlanProgress
 from flows.stages.replan import Replanner
 from storage.plans import load_plan
 from storage.recorder import Recorder
+from storage.request_shards import RequestShards
 from storage.results import counts, pending_seqs
 from storage.runs import set_run_details
 
@@ -43,12 +44,13 @@ def infer_job(context: JobContext) -> str:
         waiting=context.progress.note,
     ) as held:
         if held:
-            _run_until_done(context)
+            with RequestShards(wiring.objects, context.job_id) as shards:
+                _run_until_done(context, shards)
     standing = counts(wiring.database, context.job_id)
     return f"{standing.succeeded:,} succeeded, {standing.errored:,} errored, {standing.pending:,} left"
 
 
-def _run_until_done(context: JobContext) -> None:
+def _run_until_done(context: JobContext, shards: RequestShards) -> None:
     database = context.wiring.database
     num_windows = 0
     num_deaths = 0
@@ -57,7 +59,7 @@ def _run_until_done(context: JobContext) -> None:
         if len(pending) == 0:
             return
         plan = load_plan(database, context.wiring.objects, context.job_id)
-        engine_run = EngineRun(context, plan, pending_part(plan, pending), first_batch_index=num_windows)
+        engine_run = EngineRun(context, shards, plan, pending_part(plan, pending), num_windows)
         try:
             engine_run.run(context.wiring.engine(context.spec))
         except EngineDiedError as error:
@@ -102,12 +104,19 @@ class EngineRun:
         "num_windows",
     )
 
-    def __init__(self, context: JobContext, plan: Plan, pending: Plan, first_batch_index: int) -> None:
+    def __init__(
+        self,
+        context: JobContext,
+        shards: RequestShards,
+        plan: Plan,
+        pending: Plan,
+        first_batch_index: int,
+    ) -> None:
         """Takes the latest revision of the job's plan and the part of it that is still to run."""
         self._context = context
-        self._source = JobSource(pending, context.requests.fetch)
+        self._source = JobSource(pending, shards.fetch)
         self._progress_by_revision = {plan.revision: PlanProgress(plan, pending)}
-        self._replanner = Replanner(context, plan, pending)
+        self._replanner = Replanner(context, shards, plan, pending)
         self._num_total = counts(context.wiring.database, context.job_id).total
         self._open = set(pending.seq.tolist())
         self._withdrawn = False

@@ -1,6 +1,6 @@
 """The plan stage: a revision of the job's plan, simulated and stored."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from blend_core.request import RequestArrays
 from blend_core.simulator import simulate, with_simulation
 from flows.stages.context import JobContext
 from storage.plans import next_revision, save_plan
+from storage.request_shards import RequestShards
 from storage.results import pending_seqs
 
 MAX_SIMULATED_REQUESTS = 4_000
@@ -32,7 +33,8 @@ def plan_job(context: JobContext) -> str:
     pending = pending_seqs(database, context.job_id)
     if len(pending) == 0:
         return "nothing to run"
-    plan = plan_revision(context, pending.tolist(), samples={}, revision=0)
+    with RequestShards(context.wiring.objects, context.job_id) as shards:
+        plan = plan_revision(context, shards, pending, samples={}, revision=0)
     summary = plan.summary
     duration = (
         "" if summary.estimated_duration_s is None else f", about {summary.estimated_duration_s:,.0f} s"
@@ -45,22 +47,26 @@ def plan_job(context: JobContext) -> str:
 
 
 def plan_revision(
-    context: JobContext, pending: Sequence[int], *, samples: Mapping[int, int], revision: int
+    context: JobContext,
+    shards: RequestShards,
+    pending: npt.NDArray[np.int64],
+    *,
+    samples: Mapping[int, int],
+    revision: int,
 ) -> Plan:
     """Makes, simulates and stores one revision.
 
     Args:
         context: the run.
+        shards: the job's requests.
         pending: seqs without a result.
         samples: output tokens of finished requests by seq: what the estimates rest on.
         revision: its number.
     """
     wiring, options = context.wiring, context.spec.options
     model, device = wiring.model_spec(context.spec.model), wiring.device_profile()
-    named = np.union1d(
-        np.asarray(pending, dtype=np.int64), np.fromiter(samples, dtype=np.int64, count=len(samples))
-    )
-    requests = context.requests.load_arrays(named)
+    named = np.union1d(pending, np.fromiter(samples, dtype=np.int64, count=len(samples)))
+    requests = shards.load_arrays(named)
     plan = build_plan(
         requests,
         model,

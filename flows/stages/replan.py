@@ -12,6 +12,7 @@ from blend_core.plan import Plan
 from flows.stages.context import JobContext
 from flows.stages.plan import plan_revision
 from storage.database import Database
+from storage.request_shards import RequestShards
 from storage.results import pending_seqs
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,14 @@ class Replanner:
         "_open_lead",
         "_plan",
         "_revised",
+        "_shards",
         "_thread",
     )
 
-    def __init__(self, context: JobContext, plan: Plan, pending: Plan) -> None:
+    def __init__(self, context: JobContext, shards: RequestShards, plan: Plan, pending: Plan) -> None:
         """Takes the whole plan in force and the part of it that is still to run."""
         self._context = context
+        self._shards = shards
         self._plan = plan
         self._num_requests = len(plan)
         self._num_lead = int(plan.lead.sum())
@@ -96,7 +99,7 @@ class Replanner:
             pending = pending_seqs(database, context.job_id)
             if samples and len(pending):
                 self._revised = plan_revision(
-                    context, pending.tolist(), samples=samples, revision=self._plan.revision + 1
+                    context, self._shards, pending, samples=samples, revision=self._plan.revision + 1
                 )
                 context.progress.note(
                     f"Planned the rest again with the lengths of {len(samples)} answers as samples."

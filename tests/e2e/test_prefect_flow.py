@@ -1,0 +1,174 @@
+"""A job as a Prefect flow: in this process, and as a run of the served deployment."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Cancelling
+
+from flows.deployments import submit_job
+from flows.run_batch import run_batch
+from flows.running import create_job
+from flows.wiring import Wiring
+from storage.jobs import JobStatus, get_job, list_jobs
+from storage.results import counts
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]
+
+BAD_LINES = (b"{", b"[1, 2]")
+
+
+@pytest.fixture
+def client(
+    wiring: Wiring, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SyncPrefectClient]:
+    """A client of the real server, with the environment that a flow run finds."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    url = environment["PREFECT_API_URL"]
+    with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as prefect:
+        yield prefect
+
+
+def wait_for(what: Callable[[], Any], timeout_s: float) -> Any:
+    """Polls until `what` returns something true."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.25)
+    raise AssertionError(f"nothing came within {timeout_s:.0f} s")
+
+
+def artifact_keys(client: SyncPrefectClient, flow_run_id: UUID) -> set[str | None]:
+    filter_ = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+    return {artifact.key for artifact in client.read_artifacts(artifact_filter=filter_)}
+
+
+def task_names(client: SyncPrefectClient, flow_run_id: UUID) -> list[str]:
+    runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[flow_run_id])))
+    return sorted(run.name.rsplit("-", 1)[0] for run in runs)
+
+
+def test_the_flow_runs_both_sources_with_a_task_for_each_stage(
+    client: SyncPrefectClient, wiring: Wiring, make_job: Any
+) -> None:
+    state = run_batch(
+        make_job(name="two sources", num_chats=20, num_rows=10, bad_lines=BAD_LINES), return_state=True
+    )
+
+    assert state.is_completed()
+    assert "30 succeeded + 2 errored + 0 expired + 0 cancelled = 32" in (state.message or "")
+    flow_run_id = state.state_details.flow_run_id
+    assert flow_run_id is not None
+    assert client.read_flow_run(flow_run_id).name == "two sources"
+    wait_for(
+        lambda: task_names(client, flow_run_id) == ["export", "infer", "ingest", "plan", "report"],
+        timeout_s=20,
+    )
+    assert artifact_keys(client, flow_run_id) == {"progress", "summary", "density"}
+
+
+def test_a_flow_run_continues_a_job_that_it_is_given(
+    client: SyncPrefectClient, wiring: Wiring, make_job: Any
+) -> None:
+    spec = make_job(num_chats=6)
+    job_id = create_job(wiring, spec)
+
+    state = run_batch(spec, job_id=job_id, return_state=True)
+
+    assert state.is_completed()
+    assert get_job(wiring.database, job_id).status is JobStatus.COMPLETED
+
+
+def test_a_job_that_cannot_run_fails_the_flow_run_with_its_sentence(
+    client: SyncPrefectClient, wiring: Wiring, make_job: Any
+) -> None:
+    state = run_batch(make_job(num_chats=2, model="no-such-model"), return_state=True)
+
+    assert state.is_failed()
+    assert "blend model add" in (state.message or "")
+
+
+@pytest.fixture
+def served(client: SyncPrefectClient, environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
+    """The deployments, served by a process of their own."""
+    log = (tmp_path / "serve.log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.deployments"],
+        env={**os.environ, **environment, "PREFECT_RUNNER_POLL_FREQUENCY": "1"},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        wait_for(lambda: process.poll() is not None or _is_served(client), timeout_s=60)
+        assert process.poll() is None, (tmp_path / "serve.log").read_text()
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+        log.close()
+
+
+def _is_served(client: SyncPrefectClient) -> bool:
+    try:
+        return not client.read_deployment_by_name("run-batch/ad-hoc").paused
+    except ObjectNotFound:
+        return False
+
+
+def _ended(client: SyncPrefectClient, flow_run_id: str) -> FlowRun | None:
+    flow_run = client.read_flow_run(UUID(flow_run_id))
+    return flow_run if flow_run.state is not None and flow_run.state.is_final() else None
+
+
+def test_a_run_of_the_served_deployment_runs_the_job(
+    client: SyncPrefectClient, served: None, wiring: Wiring, make_job: Any
+) -> None:
+    flow_run_id = submit_job(wiring, make_job(num_chats=10, bad_lines=BAD_LINES))
+
+    flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=120)
+
+    assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
+    job = list_jobs(wiring.database, limit=1)[0]
+    assert (job.status, job.num_succeeded, job.num_errored) == (JobStatus.COMPLETED, 10, 2)
+
+
+def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
+    client: SyncPrefectClient, served: None, wiring: Wiring, make_job: Any
+) -> None:
+    flow_run_id = submit_job(wiring, make_job(num_chats=2_000, max_tokens=200))
+    job_id = list_jobs(wiring.database, limit=1)[0].job_id
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+
+    client.set_flow_run_state(UUID(flow_run_id), Cancelling())
+    flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=120)
+
+    assert flow_run.state.type is StateType.CANCELLED
+    job = wait_for(lambda: (job := get_job(wiring.database, job_id)).status.is_end and job, timeout_s=30)
+    assert job.status is JobStatus.CANCELLED
+    assert job.num_succeeded >= 10
+    assert job.num_succeeded + job.num_cancelled == job.num_total == 2_000
+    assert job.output_uri

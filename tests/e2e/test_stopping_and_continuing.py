@@ -1,0 +1,222 @@
+"""Jobs that are cancelled, expire, are interrupted, or lose their engine: nothing lost, nothing run twice."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend_core.errors import ConfigurationError, EngineDiedError, RunInterruptedError, SourceError
+from flows.device_lock import device_lock
+from flows.progress import SilentProgress
+from flows.running import cancel_job, create_job, run_job
+from flows.stopping import StopSignal
+from flows.wiring import Wiring
+from storage.jobs import JobStatus, get_job, request_cancel
+from storage.results import ResultRow, counts, iter_results
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
+
+
+class Watching(SilentProgress):
+    """Does something once, when enough requests have ended."""
+
+    def __init__(self, num_done: int, action: Callable[[], object]) -> None:
+        self.notes: list[str] = []
+        self._num_done = num_done
+        self._action: Callable[[], object] | None = action
+        self._stage = ""
+
+    def stage_started(self, stage: str, detail: str) -> None:
+        self._stage = stage
+
+    def counted(self, num_done: int, num_total: int | None) -> None:
+        if self._stage == "infer" and num_done >= self._num_done and self._action is not None:
+            action, self._action = self._action, None
+            action()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+class KillingEveryEngine(SilentProgress):
+    """Kills each engine at its first window."""
+
+    def window(self, window: Any) -> None:
+        kill_engine()
+
+
+def engine_pids() -> list[int]:
+    """Engine processes that are children of this one."""
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == os.getpid() and "blend_core.engines.process_child" in command:
+            pids.append(int(folder.name))
+    return pids
+
+
+def kill_engine() -> None:
+    for pid in engine_pids():
+        os.kill(pid, signal.SIGKILL)
+
+
+def rows_by_status(wiring: Wiring, job_id: str) -> dict[str | None, list[ResultRow]]:
+    rows: dict[str | None, list[ResultRow]] = {}
+    for row in iter_results(wiring.database, job_id):
+        rows.setdefault(row.status, []).append(row)
+    return rows
+
+
+def assert_sums_hold(wiring: Wiring, job_id: str, total: int) -> None:
+    standing = counts(wiring.database, job_id)
+    rows = rows_by_status(wiring, job_id)
+    assert standing.total == total == sum(len(group) for group in rows.values())
+    for status in ("succeeded", "errored", "expired", "cancelled"):
+        assert getattr(standing, status) == len(rows.get(status, []))
+    assert standing.pending == len(rows.get(None, []))
+
+
+def test_a_killed_engine_is_started_again_and_every_request_gets_one_result(
+    wiring: Wiring, make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=60, max_tokens=24))
+    watching = Watching(10, kill_engine)
+
+    outcome = run_job(wiring, job_id, watching)
+
+    assert (outcome.status, outcome.total, outcome.succeeded) == ("completed", 60, 60)
+    assert any("SIGKILL" in note for note in watching.notes)
+    assert len({row.seq for row in iter_results(wiring.database, job_id)}) == 60
+    assert_sums_hold(wiring, job_id, 60)
+    assert engine_pids() == []
+
+
+def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_continues(
+    wiring: Wiring, make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=60, max_tokens=24))
+
+    with pytest.raises(EngineDiedError):
+        run_job(wiring, job_id, KillingEveryEngine())
+    job = get_job(wiring.database, job_id)
+    assert job.status is JobStatus.IN_PROGRESS
+    kept = {row.seq: row.run_id for row in rows_by_status(wiring, job_id).get("succeeded", [])}
+    outcome = run_job(wiring, job_id, SilentProgress())
+
+    assert (outcome.status, outcome.succeeded) == ("completed", 60)
+    assert kept == {row.seq: row.run_id for row in iter_results(wiring.database, job_id) if row.seq in kept}
+    assert_sums_hold(wiring, job_id, 60)
+
+
+def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=600, bad_lines=(b"{",), max_tokens=200))
+
+    outcome = run_job(wiring, job_id, Watching(20, lambda: request_cancel(wiring.database, job_id)))
+
+    assert outcome.status == "cancelled"
+    assert outcome.succeeded >= 19
+    assert outcome.cancelled >= 1
+    assert outcome.output_uris
+    assert_sums_hold(wiring, job_id, 601)
+
+
+def test_an_interrupt_cancels_the_job(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
+
+    outcome = run_job(wiring, job_id, Watching(20, lambda: os.kill(os.getpid(), signal.SIGINT)))
+
+    assert outcome.status == "cancelled"
+    assert outcome.succeeded >= 20
+    assert_sums_hold(wiring, job_id, 600)
+
+
+def test_a_process_that_is_told_to_end_leaves_the_job_to_be_continued(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=200, max_tokens=100))
+
+    with pytest.raises(RunInterruptedError):
+        run_job(wiring, job_id, Watching(20, lambda: os.kill(os.getpid(), signal.SIGTERM)))
+    assert get_job(wiring.database, job_id).status is JobStatus.IN_PROGRESS
+    kept = {row.seq: row.run_id for row in rows_by_status(wiring, job_id)["succeeded"]}
+    assert 20 <= len(kept) < 200
+    outcome = run_job(wiring, job_id, SilentProgress())
+
+    assert (outcome.status, outcome.succeeded) == ("completed", 200)
+    after = {row.seq: row.run_id for row in iter_results(wiring.database, job_id)}
+    assert kept == {seq: after[seq] for seq in kept}
+    assert len(set(after.values())) == 2
+
+
+def test_what_is_not_done_when_the_window_closes_expires(wiring: Wiring, make_job: Any) -> None:
+    spec = make_job(num_chats=1500, max_tokens=200, completion_window_hours=12 / 3600)
+    job_id = create_job(wiring, spec)
+
+    outcome = run_job(wiring, job_id, SilentProgress())
+
+    assert outcome.status == "expired"
+    assert outcome.succeeded >= 1
+    assert outcome.expired >= 1
+    assert outcome.output_uris
+    assert_sums_hold(wiring, job_id, 1500)
+
+
+def test_a_job_that_nothing_runs_is_cancelled_on_the_spot(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=5))
+
+    assert cancel_job(wiring, job_id, SilentProgress()) is JobStatus.CANCELLED
+
+
+def test_an_unknown_model_fails_the_job_with_what_to_do(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=2, model="no-such-model"))
+
+    with pytest.raises(ConfigurationError, match="blend model add"):
+        run_job(wiring, job_id, SilentProgress())
+
+    job = get_job(wiring.database, job_id)
+    assert job.status is JobStatus.FAILED
+    assert "blend model add" in (job.error_message or "")
+
+
+def test_a_source_that_is_not_there_fails_the_job(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(s3=[wiring.objects.uri("tests/nothing/here.jsonl")]))
+
+    with pytest.raises(SourceError, match=r"here\.jsonl"):
+        run_job(wiring, job_id, SilentProgress())
+
+    assert get_job(wiring.database, job_id).status is JobStatus.FAILED
+
+
+def test_one_engine_at_a_time_runs_on_a_device(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=5))
+    free = threading.Event()
+    waiting = threading.Event()
+
+    class Noting(SilentProgress):
+        notes: list[str] = []  # noqa: RUF012 - one object is made
+
+        def note(self, message: str) -> None:
+            self.notes.append(message)
+            waiting.set()
+
+    device = f"{os.uname().nodename}:{wiring.settings.engine.device}"
+    progress = Noting()
+    thread = threading.Thread(target=run_job, args=(wiring, job_id, progress))
+    with device_lock(
+        wiring.database, device=device, job_id="job_other", stop=StopSignal(), waiting=lambda line: None
+    ) as held:
+        assert held
+        thread.start()
+        assert waiting.wait(60)
+        assert counts(wiring.database, job_id).succeeded == 0
+        free.set()
+    thread.join(60)
+
+    assert "job_other" in progress.notes[0]
+    assert counts(wiring.database, job_id).succeeded == 5
