@@ -24,7 +24,8 @@ def add(
 ) -> None:
     """Make a model known by name.
 
-    The demo model comes in a Python package; others from a folder or the hub. Adding a known model again changes nothing.
+    The demo model comes in a Python package; others from a folder or the hub. Adding a known model again
+    changes nothing.
 
     \b
     Examples:

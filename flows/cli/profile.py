@@ -24,7 +24,7 @@ def profile(
 ) -> None:
     """Measure this CPU for plans and densities.
 
-    Takes about half a minute; other work on the machine spoils it.
+    Takes a few seconds; other work on the machine spoils it.
 
     \b
     Example:
@@ -32,12 +32,11 @@ def profile(
     """
     from dataclasses import asdict
 
-    from blend_core.device_measure import measure_cpu
-
+    from blend_core.device_measure import measure_cpu_profile
     from blend_core.specs import save_device_profile
 
     tell("Measuring this CPU…")
-    measured = measure_cpu()
+    measured = measure_cpu_profile(save.stem if save is not None else "this-cpu")
     if save is not None:
         save_device_profile(measured, save)
     if json:

@@ -111,7 +111,8 @@ def submit(
 ) -> None:
     """Submit a batch job and return at once.
 
-    The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status` or on Prefect's pages.
+    The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status` or on
+    Prefect's pages.
 
     \b
     Examples:

@@ -1,0 +1,111 @@
+"""Shows a job that another process runs, from what the database says about it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy
+
+from blend_core.engines.base import StepWindow
+from flows.progress import Progress
+from storage.database import Database
+from storage.jobs import JobStatus, get_job
+from storage.results import DensityRow, counts, densities
+
+POLL_S = 0.5
+
+_STAGES = ("ingest", "plan", "infer", "export")
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    stage: str | None
+    run_id: str | None
+
+
+def follow_job(
+    database: Database, job_id: str, progress: Progress, is_running: Callable[[], bool]
+) -> JobStatus:
+    """Reports a job's stages, counts and windows until it has ended or nobody runs it any more.
+
+    Args:
+        database: the platform's tables.
+        job_id: the job.
+        progress: where to report to.
+        is_running: whether the process that runs the job is alive.
+
+    Returns:
+        The job's state; no end state where its process ended early.
+    """
+    stage: str | None = None
+    num_windows = 0
+    while True:
+        alive = is_running()
+        job = get_job(database, job_id)
+        standing = _standing(database, job_id, job.status, is_ingested=job.ingested_at is not None)
+        if standing.stage != stage:
+            _move(progress, stage, standing.stage)
+            stage = standing.stage
+        if stage == "infer" and standing.run_id is not None:
+            windows = densities(database, standing.run_id)
+            for window in windows[num_windows:]:
+                progress.window(_step_window(window))
+            num_windows = len(windows)
+        if stage == "infer":
+            tally = counts(database, job_id)
+            progress.counted(tally.total - tally.pending, tally.total)
+        if job.status.is_end or not alive:
+            return job.status
+        time.sleep(POLL_S)
+
+
+def _standing(database: Database, job_id: str, status: JobStatus, *, is_ingested: bool) -> _Standing:
+    if status.is_end:
+        return _Standing(None, None)
+    if status is JobStatus.FINALIZING:
+        return _Standing("export", None)
+    if not is_ingested:
+        return _Standing("ingest", None)
+    statement = """
+        SELECT (SELECT count(*) FROM plan WHERE job_id = :job_id),
+               (SELECT run_id FROM run WHERE job_id = :job_id ORDER BY fencing_number DESC LIMIT 1)
+    """
+    with database.connect() as connection:
+        num_plans, run_id = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).one()
+    return _Standing("infer" if num_plans else "plan", None if run_id is None else str(run_id))
+
+
+def _move(progress: Progress, old: str | None, new: str | None) -> None:
+    """Ends the old stage, and those that went by between two looks."""
+    first = 0 if old is None else _STAGES.index(old)
+    last = len(_STAGES) if new is None else _STAGES.index(new)
+    for index in range(first, last):
+        if old is None or index > first:
+            progress.stage_started(_STAGES[index], "")
+        progress.stage_finished(_STAGES[index], "")
+    if new is not None:
+        progress.stage_started(new, "")
+
+
+def _step_window(row: DensityRow) -> StepWindow:
+    return StepWindow(
+        batch_index=row.batch_index,
+        revision=row.revision,
+        started_at=row.started_at.timestamp(),
+        duration_s=row.duration_s,
+        predicted_s=row.predicted_s,
+        num_steps=row.num_steps,
+        num_prefill_tokens=row.num_prefill_tokens,
+        num_decode_tokens=row.num_decode_tokens,
+        num_cached_tokens=row.num_cached_tokens,
+        num_recomputed_tokens=0,
+        prefill_tokens_sq=row.prefill_tokens_sq,
+        decode_kv_tokens=row.decode_kv_tokens,
+        compute_s=row.compute_s,
+        memory_s=row.memory_s,
+        kv_usage=row.kv_usage,
+        num_running_left=row.num_running_left,
+        num_running_right=row.num_running_right,
+        num_preempted=row.num_preempted,
+        num_finished=row.num_finished,
+    )
