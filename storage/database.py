@@ -167,10 +167,17 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
 
 
 def ensure_read_only_login(db: Database, password: str) -> str:
-    """Creates or updates the login role `blend_reader`, which can only read, and returns its URL of this
-    database.
+    """Makes sure that the login role `blend_reader` may read every table and view, and no more.
 
-    The password leaves this process only as a SCRAM verifier, so the server's log cannot hold it.
+    Where the owner may manage roles, the login is created and given this password, which leaves this process
+    only as a SCRAM verifier. Where he may not, an administrator has made the login (with this password), and
+    only its rights are set.
+
+    Returns:
+        The login's URL of this database.
+
+    Raises:
+        StorageError: there is no such login and the owner may not create it.
     """
     login = sql.Identifier(READ_ONLY_LOGIN)
     with db._locked(), db.raw() as connection:
@@ -179,9 +186,26 @@ def ensure_read_only_login(db: Database, password: str) -> str:
             password.encode(), READ_ONLY_LOGIN.encode(), b"scram-sha-256"
         ).decode()
         verb = sql.SQL("CREATE" if known is None else "ALTER")
-        connection.execute(sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, login, sql.Literal(verifier)))
-        connection.execute(sql.SQL("ALTER ROLE {} SET default_transaction_read_only = on").format(login))
-        connection.execute(sql.SQL("GRANT blend_read_only TO {}").format(login))
+        try:
+            with connection.transaction():
+                connection.execute(
+                    sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(verb, login, sql.Literal(verifier))
+                )
+                connection.execute(
+                    sql.SQL("ALTER ROLE {} SET default_transaction_read_only = on").format(login)
+                )
+        except psycopg.errors.InsufficientPrivilege as error:
+            if known is None:
+                raise StorageError(
+                    f"The owner of {db.safe_url} may not create roles; let an administrator create "
+                    f"{READ_ONLY_LOGIN} with LOGIN and a password, then repeat this."
+                ) from error
+        for grant in (
+            "GRANT USAGE ON SCHEMA {} TO {}",
+            "GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}",
+            "ALTER DEFAULT PRIVILEGES IN SCHEMA {} GRANT SELECT ON TABLES TO {}",
+        ):
+            connection.execute(sql.SQL(grant).format(sql.Identifier("public"), login))
     url = db._url.set(drivername="postgresql", username=READ_ONLY_LOGIN, password=password)
     return url.render_as_string(hide_password=False)
 
