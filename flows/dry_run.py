@@ -8,12 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import RequestError, RequestErrorCode
+from blend_core.plan import PlanSummary
+from blend_core.planner import PlanConfig, build_plan
+from blend_core.policies.base import EngineLimits
 from blend_core.request import RequestArrays
+from blend_core.simulator import SimulationResult, simulate
+from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.tokenizing import Tokenizer
 from flows.ingest.custom_ids import CustomIds
 from flows.ingest.draft import Draft
 from flows.ingest.parse import ParseOptions, is_blank, parse_line
 
+FORECAST_POLICIES = ("fcfs", "dfs", "dual_scan")
+MAX_SIMULATED_REQUESTS = 4_000
 LINES_AT_ONCE = 4096
 BYTES_PER_TOKEN = 4
 """Bytes of text that stand for a token where the model has no tokenizer here."""
@@ -155,3 +162,70 @@ def _pieces(draft: Draft) -> npt.NDArray[np.int32]:
     data = text.encode()
     padded = data + bytes(-len(data) % BYTES_PER_TOKEN)
     return np.frombuffer(padded, dtype=np.int32) & np.int32(0x7FFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyForecast:
+    """What a policy promises for a file.
+
+    Attributes:
+        policy: its name.
+        prefix_sharing: share of prompt tokens that neighbours in its order share.
+        estimated_duration_s: simulated; None where the file is too large to simulate.
+        simulated_sharing: prefix sharing in the simulation; None like the duration.
+        num_preempted: preemptions in the simulation; None like the duration.
+    """
+
+    policy: str
+    prefix_sharing: float
+    estimated_duration_s: float | None
+    simulated_sharing: float | None
+    num_preempted: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A dry run of planning.
+
+    Attributes:
+        summary: of the plan for `dual_scan`; what does not depend on the order holds for every policy.
+        policies: one entry per policy.
+    """
+
+    summary: PlanSummary
+    policies: tuple[PolicyForecast, ...]
+
+
+def forecast(
+    requests: RequestArrays, model: ModelSpec, device: DeviceProfile, limits: EngineLimits
+) -> Forecast:
+    """Plans and simulates the requests under each policy, as an engine without overlap would run them.
+
+    Answers are taken to be as long as the planner estimates.
+
+    Raises:
+        PlanError: there is no request to plan.
+    """
+    forecasts = []
+    summary: PlanSummary | None = None
+    for policy in FORECAST_POLICIES:
+        config = PlanConfig(policy=policy, block_size=limits.block_size, sample_fraction=0.0)
+        plan = build_plan(requests, model, device, config)
+        simulated: SimulationResult | None = None
+        if len(plan) <= MAX_SIMULATED_REQUESTS:
+            lengths = np.empty(len(requests), dtype=np.int64)
+            # Rows of `requests` are numbered by seq here, so a plan's seqs are rows.
+            lengths[plan.seq] = np.maximum(np.rint(plan.estimated_output_tokens), 1).astype(np.int64)
+            simulated = simulate(requests, lengths, plan, policy, model, device, limits, overlap=False)
+        forecasts.append(
+            PolicyForecast(
+                policy=policy,
+                prefix_sharing=plan.summary.prefix_sharing_planned,
+                estimated_duration_s=None if simulated is None else simulated.duration_s,
+                simulated_sharing=None if simulated is None else simulated.prefix_sharing,
+                num_preempted=None if simulated is None else simulated.num_preempted,
+            )
+        )
+        summary = plan.summary
+    assert summary is not None
+    return Forecast(summary, tuple(forecasts))

@@ -14,7 +14,13 @@ from storage.results import DensityRow, counts, densities
 
 POLL_S = 0.5
 
-_STAGES = ("ingest", "plan", "infer", "export")
+_STAGE_WORK = {
+    "ingest": "reads and checks the sources",
+    "plan": "orders the requests",
+    "infer": "runs the model",
+    "export": "writes output objects",
+}
+_STAGES = tuple(_STAGE_WORK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +50,7 @@ def follow_job(
         job = get_job(database, job_id)
         standing = _standing(database, job_id, job.status, is_ingested=job.ingested_at is not None)
         if standing.stage != stage:
-            _move(progress, stage, standing.stage)
+            _move(database, job_id, progress, stage, standing.stage)
             stage = standing.stage
         if stage == "infer" and standing.run_id is not None:
             windows = densities(database, standing.run_id)
@@ -75,16 +81,44 @@ def _standing(database: Database, job_id: str, status: JobStatus, *, is_ingested
     return _Standing("infer" if num_plans else "plan", None if run_id is None else str(run_id))
 
 
-def _move(progress: Progress, old: str | None, new: str | None) -> None:
+def _move(database: Database, job_id: str, progress: Progress, old: str | None, new: str | None) -> None:
     """Ends the old stage, and those that went by between two looks."""
     first = 0 if old is None else _STAGES.index(old)
     last = len(_STAGES) if new is None else _STAGES.index(new)
-    for index in range(first, last):
-        if old is None or index > first:
-            progress.stage_started(_STAGES[index], "")
-        progress.stage_finished(_STAGES[index], "")
+    for stage in _STAGES[first:last]:
+        if stage != old:
+            progress.stage_started(stage, _STAGE_WORK[stage])
+        progress.stage_finished(stage, _outcome(database, job_id, stage))
     if new is not None:
-        progress.stage_started(new, "")
+        progress.stage_started(new, _STAGE_WORK[new])
+
+
+def _outcome(database: Database, job_id: str, stage: str) -> str:
+    """What a stage that has ended came to, in one line."""
+    if stage == "plan":
+        return _plan_outcome(database, job_id)
+    tally = counts(database, job_id)
+    if stage == "ingest":
+        return f"{tally.total:,} requests, {tally.errored:,} of them bad"
+    if stage == "infer":
+        return f"{tally.succeeded:,} succeeded, {tally.errored:,} errored"
+    return "answers and errors are in S3"
+
+
+def _plan_outcome(database: Database, job_id: str) -> str:
+    statement = """
+        SELECT num_requests, estimated_duration_s, density, prefix_sharing_planned, prefix_sharing_best
+        FROM plan WHERE job_id = :job_id AND revision = 0
+    """
+    with database.connect() as connection:
+        row = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).one_or_none()
+    if row is None:
+        return "nothing to run"
+    duration = "" if row.estimated_duration_s is None else f", about {row.estimated_duration_s:,.0f} s"
+    return (
+        f"{row.num_requests:,} requests{duration}, density {row.density:.2f}, "
+        f"prefix sharing {row.prefix_sharing_planned:.0%} of at best {row.prefix_sharing_best:.0%}"
+    )
 
 
 def _step_window(row: DensityRow) -> StepWindow:
