@@ -136,17 +136,22 @@ class DualScanPolicy(QueuedPolicy):
                 self._accounts[Side.LEFT].resident_tokens -= self._resident_tokens[slot]
                 self._accounts[Side.RIGHT].resident_tokens += self._resident_tokens[slot]
 
-    def _planned(self, plan: Plan) -> None:
+    def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         ledger = self._ledger
         memory_s = float(plan.memory_s.sum())
         self._rho = float(plan.compute_s.sum()) / memory_s if memory_s > 0 else inf
-        lead = {seq for seq, is_lead in zip(plan.seq.tolist(), plan.lead.tolist(), strict=True) if is_lead}
-        leads = [slot for slot in self._order if ledger.seq[slot] in lead]
+        lead_seqs = set(plan.seq[plan.lead].tolist())
+        leads = [slot for slot in waiting if ledger.seq[slot] in lead_seqs]
         self._accounts[Side.LEFT].leads = deque(slot for slot in leads if ledger.density(slot) >= self._rho)
         self._accounts[Side.RIGHT].leads = deque(
             slot for slot in reversed(leads) if ledger.density(slot) < self._rho
         )
         self._heads = (None, None)
+        return [slot for slot in waiting if ledger.seq[slot] not in lead_seqs]
+
+    def _unstarted(self) -> list[int]:
+        leads = [slot for account in self._accounts.values() for slot in account.leads]
+        return leads + super()._unstarted()
 
     def _settle(self) -> None:
         super()._settle()

@@ -91,23 +91,26 @@ class QueuedPolicy(AdmissionPolicy):
             )
         self._revision = plan.revision
         phase = self._ledger.phase
-        left_over = self._order[self._left : self._right + 1]
+        left_over = self._unstarted()
         named = self._ledger.take(plan)
         in_plan = set(named)
         order = [*named, *(slot for slot in left_over if slot not in in_plan)]
-        self._order = [slot for slot in order if phase[slot] is Phase.WAITING]
+        self._order = self._queue(plan, [slot for slot in order if phase[slot] is Phase.WAITING])
         self._left = 0
         self._right = len(self._order) - 1
-        self._planned(plan)
         self._settle()
 
     @abstractmethod
     def _soonest(self) -> Iterator[int]:
         """Waiting slots in the order in which they may be asked for."""
 
-    def _planned(self, plan: Plan) -> None:
-        """Called once a plan is in force and `_order` is set."""
-        return
+    def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
+        """Takes the slots that a new plan leaves waiting; returns those that the cursors go over."""
+        return waiting
+
+    def _unstarted(self) -> list[int]:
+        """Slots that were never admitted, and perhaps some that ended."""
+        return self._order[self._left : self._right + 1]
 
     def _settle(self) -> None:
         """Moves the cursors off requests that no longer wait."""

@@ -1,0 +1,70 @@
+"""The simulator with its counts, jumps and totals does exactly what the plain step-by-step engine does."""
+
+import numpy as np
+import pytest
+from cases import DEVICE, MODEL, Job, ListSource
+from fake_engine import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blend_core.engines.base import RequestFinished
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.factory import POLICY_NAMES, make_policy
+from blend_core.simulator import simulate
+
+COUNTS = (
+    "num_prefill_tokens",
+    "num_decode_tokens",
+    "num_cached_tokens",
+    "num_recomputed_tokens",
+    "prefill_tokens_sq",
+    "decode_kv_tokens",
+    "num_preempted",
+    "num_finished",
+)
+
+# Few distinct tokens and short prompts, so that prefixes, whole prompts and prompts of whole blocks collide.
+prompts = st.lists(st.lists(st.integers(3, 4), min_size=1, max_size=14), min_size=1, max_size=14)
+
+
+@st.composite
+def jobs(draw):
+    drawn = draw(prompts)
+    lengths = draw(st.lists(st.integers(1, 20), min_size=len(drawn), max_size=len(drawn)))
+    factors = draw(st.lists(st.floats(0.2, 4.0), min_size=len(drawn), max_size=len(drawn)))
+    estimates = [max(1.0, length * factor) for length, factor in zip(lengths, factors, strict=True)]
+    return Job(drawn, lengths, estimates, block_size=4)
+
+
+@pytest.mark.parametrize("policy_name", POLICY_NAMES)
+@given(
+    job=jobs(),
+    num_blocks=st.integers(5, 30),
+    max_num_seqs=st.integers(1, 10),
+    budget=st.integers(10, 24),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_simulator_equals_single_steps(policy_name, job, num_blocks, max_num_seqs, budget):
+    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+    plan = job.plan()
+    fake = FakeEngine(limits)
+    events = list(
+        fake.run(ListSource(job, plan), lambda plan, limits: make_policy(policy_name, plan, limits))
+    )
+    result = simulate(
+        job.arrays(),
+        np.array(job.output_tokens),
+        plan,
+        policy_name,
+        MODEL,
+        DEVICE,
+        limits,
+        overlap=True,
+    )
+    answered = [event for event in events if isinstance(event, RequestFinished)]
+    assert result.num_steps == fake.counts["num_steps"]
+    totals = {name: sum(getattr(window, name) for window in result.windows) for name in COUNTS}
+    assert totals == {name: fake.counts[name] for name in COUNTS}
+    assert result.num_output_tokens == sum(event.num_output_tokens for event in answered)
+    assert result.num_cached_tokens == sum(event.num_cached_tokens for event in answered)
+    assert result.num_refused == len(events) - len(answered)
