@@ -109,20 +109,13 @@ class PostgresService:
             return False
 
     def prepare(self) -> None:
-        """Make the roles and the database."""
-        passwords = {
-            OWNER_ROLE: self._config.owner_password,
-            READER_ROLE: self._config.reader_password,
-        }
+        """Make the roles and the database; what is there stays as it is."""
         with psycopg.connect(self._config.superuser_database_url, autocommit=True) as connection:
-            for role, password in passwords.items():
-                known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone()
-                verb = sql.SQL("CREATE" if known is None else "ALTER")
-                connection.execute(
-                    sql.SQL("{} ROLE {} LOGIN PASSWORD {}").format(
-                        verb, sql.Identifier(role), sql.Literal(password)
-                    )
-                )
+            with connection.transaction():
+                if not connection.execute(
+                    "SELECT 1 FROM pg_roles WHERE rolname = %s", [OWNER_ROLE]
+                ).fetchone():
+                    self._make_roles(connection)
             if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE_NAME]).fetchone():
                 return
             connection.execute(
@@ -134,6 +127,23 @@ class PostgresService:
     def stop(self) -> None:
         """Fast shutdown: open transactions are rolled back, everything committed is on disk."""
         self.process.stop([(signal.SIGINT, 30.0), (signal.SIGQUIT, 5.0)])
+
+    def _make_roles(self, connection: psycopg.Connection) -> None:
+        owner, reader = sql.Identifier(OWNER_ROLE), sql.Identifier(READER_ROLE)
+        # The owner makes the group role that reads its tables and puts the reader into it.
+        roles = (
+            (owner, OWNER_ROLE, self._config.owner_password, sql.SQL("CREATEROLE")),
+            (reader, READER_ROLE, self._config.reader_password, sql.SQL("")),
+        )
+        for identifier, name, password, rights in roles:
+            # Sent as a verifier, so that the server's log cannot hold the password.
+            verifier = connection.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256")
+            connection.execute(
+                sql.SQL("CREATE ROLE {} LOGIN {} PASSWORD {}").format(
+                    identifier, rights, sql.Literal(verifier.decode())
+                )
+            )
+        connection.execute(sql.SQL("GRANT {} TO {} WITH ADMIN OPTION").format(reader, owner))
 
     def _is_server_process(self, process: psutil.Process) -> bool:
         # Server processes rewrite their environment's memory to show what they do.

@@ -138,7 +138,7 @@ class ServeService:
             **os.environ,
             **QUIET,
             "BLEND_HOME": str(self._home),
-            "PREFECT_API_URL": self._state.prefect_api_url,
+            **_settings_of(self._state),
             # A poll every 10 s is the default: a run started in the pages would wait that long.
             "PREFECT_RUNNER_POLL_FREQUENCY": os.environ.get("PREFECT_RUNNER_POLL_FREQUENCY", "2"),
         }
@@ -153,9 +153,23 @@ class ServeService:
         settings = {
             name: value for name, value in environment.items() if name.startswith(("BLEND_", "PREFECT_"))
         }
-        services = (self._state.database_url, self._state.s3_endpoint_url, self._state.prefect_api_url)
-        text = json.dumps([settings, services, self._command], sort_keys=True)
+        text = json.dumps([settings, self._command], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _settings_of(state: StackState) -> dict[str, str]:
+    """The services as the platform's settings name them."""
+    settings = {
+        "BLEND_DATABASE__URL": state.database_url,
+        "BLEND_DATABASE__READ_ONLY_URL": state.read_only_database_url,
+        "BLEND_OBJECT_STORE__ENDPOINT_URL": state.s3_endpoint_url,
+        "BLEND_OBJECT_STORE__BUCKET": state.s3_bucket,
+        "BLEND_OBJECT_STORE__REGION": state.s3_region,
+        "BLEND_OBJECT_STORE__ACCESS_KEY": state.s3_access_key,
+        "BLEND_OBJECT_STORE__SECRET_KEY": state.s3_secret_key,
+        "PREFECT_API_URL": state.prefect_api_url,
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _call(port: int, method: str, path: str, body: object = None) -> object:

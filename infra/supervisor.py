@@ -88,8 +88,8 @@ class LocalStack:
 
         Args:
             progress: told one plain line per thing that happens.
-            serve: also serve the deployments, by `python -m flows.deployments` with BLEND_HOME and
-                PREFECT_API_URL set.
+            serve: also serve the deployments, by `python -m flows.deployments` with the services and the
+                state folder in its environment.
 
         Raises:
             ServiceError: a service did not come up; names its log file.

@@ -75,6 +75,19 @@ def test_owner_is_no_superuser(postgres_stack: LocalStack) -> None:
     assert found == (False,)
 
 
+def test_owner_lets_the_reader_read(postgres_stack: LocalStack) -> None:
+    state = up(postgres_stack)
+    write_row(state.database_url)
+    with psycopg.connect(state.database_url) as connection:
+        connection.execute("CREATE ROLE readers NOLOGIN")
+        connection.execute("GRANT SELECT ON kept TO readers")
+        connection.execute("GRANT readers TO blend_reader")
+        connection.execute("ALTER ROLE blend_reader SET default_transaction_read_only = on")
+
+    assert state.read_only_database_url is not None
+    assert read_rows(state.read_only_database_url) == ["still here"]
+
+
 def test_wrong_password_is_refused(postgres_stack: LocalStack) -> None:
     parts = urlsplit(up(postgres_stack).database_url)
     wrong = parts._replace(netloc=f"blend:guess@{parts.hostname}:{parts.port}").geturl()
