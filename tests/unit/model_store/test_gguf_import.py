@@ -1,4 +1,4 @@
-"""A GGUF file becomes the same model: weights in their places, rounded as torch rounds, tokens as they were."""
+"""A GGUF file becomes the same model: weights in their places, rounded as torch does, tokens as they were."""
 
 import json
 from pathlib import Path
