@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestSource
 from blend_core.engines.process_messages import (
@@ -133,10 +134,7 @@ class _Child:
                     stdout=2,
                     pass_fds=(theirs.fileno(), lifeline_read),
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-                    },
+                    env=_child_environment(),
                 )
             finally:
                 os.close(lifeline_read)
@@ -225,6 +223,14 @@ class _Child:
             with suppress(queue.Full):
                 self._inbox.put(message, timeout=_POLL_S)
                 return
+
+
+def _child_environment() -> dict[str, str]:
+    """The parent's, with its import path. Idle compute threads sleep rather than spin, unless it says otherwise:
+    on a machine that does other work too, spinning threads starve one another to a fraction of the speed.
+    """
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
 
 
 def _died(return_code: int) -> EngineDiedError:
