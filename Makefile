@@ -5,8 +5,9 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON =
 PYTEST_ARGS =
-# Linux wheels of torch without CUDA. `make setup TORCH_INDEX_URL=` takes the build of the default index instead.
-TORCH_INDEX_URL = https://download.pytorch.org/whl/cpu
+# Where pip looks for torch beside its own index. On Linux that one has CUDA builds of several GB; name an index of
+# CPU builds here to do without.
+TORCH_INDEX_URL =
 
 .DEFAULT_GOAL = help
 .PHONY: help setup demo test test-fast lint format bench-ingest bench-record bench-engine clean
@@ -33,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$$python -m venv $(VENV)
 	@echo "installing torch"
 	@set --; \
-	if [ "`uname -s`" = Linux ] && [ -n "$(TORCH_INDEX_URL)" ]; then \
+	if [ -n "$(TORCH_INDEX_URL)" ]; then \
 	  set -- --extra-index-url "$(TORCH_INDEX_URL)"; \
 	fi; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --retries 1 --no-deps -c constraints.txt "$$@" torch
