@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.prefix_tree import PrefixTree
-from blend_core.request import RequestArrays
+from blend_core.prompt_set import PromptSet
 
 MIN_NUM_SAMPLES: Final = 32
 """Samples of a small job: fewer say too little about any length."""
@@ -41,14 +41,14 @@ class OutputLengths:
         return OutputLengths(self.mean[indices], self.second_moment[indices], self.known[indices])
 
 
-def preset_lengths(requests: RequestArrays) -> npt.NDArray[np.bool_]:
+def preset_lengths(requests: PromptSet) -> npt.NDArray[np.bool_]:
     """Returns `(num_requests,)` bool: the answer's length is fixed before it runs (BlendServe §5.1)."""
     preset = (requests.min_tokens >= requests.max_tokens) | (requests.max_tokens == 1)
     return np.asarray(preset, dtype=np.bool_)
 
 
 def estimate_output_lengths(
-    requests: RequestArrays, tree: PrefixTree, samples: Mapping[int, int] | None = None
+    requests: PromptSet, tree: PrefixTree, samples: Mapping[int, int] | None = None
 ) -> OutputLengths:
     """Estimates every answer's length.
 
@@ -135,7 +135,7 @@ def _of_other_requests(seq: npt.NDArray[np.int64], samples: Mapping[int, int]) -
 
 
 def _sampled_moments(
-    requests: RequestArrays,
+    requests: PromptSet,
     tree: PrefixTree,
     measured: npt.NDArray[np.float64],
     elsewhere: npt.NDArray[np.float64],

@@ -11,8 +11,8 @@ from blend_core.errors import ConfigurationError, PlanError
 from blend_core.output_length import OutputLengths, choose_samples, estimate_output_lengths
 from blend_core.performance import compute_density, compute_s, memory_s, practical_optimum_s
 from blend_core.plan import Plan, PlanSummary, frozen
-from blend_core.prefix_tree import PrefixTree, build_prefix_tree, shared_with_previous
-from blend_core.request import RequestArrays
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
+from blend_core.prompt_set import PromptSet
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.transform import order_by_density
 
@@ -50,7 +50,7 @@ class PlanConfig:
 
 
 def build_plan(
-    requests: RequestArrays,
+    requests: PromptSet,
     model: ModelSpec,
     device: DeviceProfile,
     config: PlanConfig,
@@ -82,21 +82,18 @@ def build_plan(
     lengths = estimate_output_lengths(requests, tree, samples)
     if samples:
         finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))
-        if finished.any():
-            kept = np.flatnonzero(~finished)
-            requests, lengths = requests.take(kept), lengths.take(kept)
-            tree = build_prefix_tree(requests, config.block_size)
-    if len(requests) == 0:
+        tree = without_leaves(tree, requests, finished)
+    if len(tree) == 0:
         raise PlanError("No request is left to plan; there is nothing to run.")
 
-    order = _planned_order(requests, tree, lengths, model, device, config)
+    order = _planned_order(tree, lengths, model, device, config)
     lead = np.zeros(len(requests), dtype=np.bool_)
     if config.policy == "dual_scan" and not samples:
         hidden = ~lengths.known[tree.leaf_row]
         lead = np.isin(requests.seq, choose_samples(tree, hidden, config.sample_fraction, config.seed))
 
     prompt = requests.num_prompt_tokens[order]
-    shared = shared_with_previous(requests, order, config.block_size)
+    shared = requests.shared_with_previous(order, config.block_size)
     mean, second_moment = lengths.mean[order], lengths.second_moment[order]
     memory = memory_s(model, device, prompt, mean, second_moment)
     return Plan(
@@ -118,20 +115,19 @@ def build_plan(
 
 
 def _planned_order(
-    requests: RequestArrays,
     tree: PrefixTree,
     lengths: OutputLengths,
     model: ModelSpec,
     device: DeviceProfile,
     config: PlanConfig,
 ) -> npt.NDArray[np.int64]:
-    """Returns `(num_requests,)` rows in planned order."""
+    """Returns the rows of the tree's leaves in planned order."""
     if config.policy == "dual_scan":
         leaves = order_by_density(tree, lengths, model, device, config.sharing_kept)
         return tree.leaf_row[leaves]
     if config.policy == "dfs":
         return tree.leaf_row
-    by_seq = np.argsort(requests.seq, kind="stable")
+    by_seq = tree.leaf_row[np.argsort(tree.seq, kind="stable")]
     if config.policy == "random":
         return by_seq[np.random.default_rng(config.seed).permutation(len(by_seq))]
     return by_seq

@@ -3,9 +3,8 @@
 The engine shares whole KV blocks, so the tree is over blocks: two prompts meet in an inner node only when
 they have its blocks in common. With `block_size` 1 it is the paper's tree over tokens.
 
-Building takes three passes: sort the prompts as big-endian bytes (token order becomes byte order, and a
-prefix comes before what it begins), compare neighbours, and read the tree of intervals off the common prefix
-lengths with a stack.
+Building takes three passes: sort the prompts, compare neighbours, and read the tree of intervals off their
+common prefix lengths with a stack.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
-from blend_core.request import RequestArrays
-
-_SORT_CHUNK = 4096
+from blend_core.prompt_set import PromptSet
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +28,7 @@ class PrefixTree:
     have no token of its own.
 
     Invariants, checked by `check_integrity`:
-        - `leaf_row` is a permutation of the rows of the requests;
+        - `leaf_row` names no row of the requests twice;
         - `parent[0]` is -1 and `parent[i] < i` otherwise; `depth[parent[i]] < depth[i]`; `depth[0]` is 0;
         - depths are whole blocks, and no leaf's prompt is shorter than its node;
         - a node's leaves are `leaf_start[i]:leaf_end[i]`, at least 2 below the root, inside those of its
@@ -41,8 +38,7 @@ class PrefixTree:
     Attributes:
         block_size: tokens of a KV block.
         seq: `(num_requests,)` int64, of the leaves in order.
-        leaf_row: `(num_requests,)` int64, row of each leaf in the `RequestArrays` that the tree was built
-            from.
+        leaf_row: `(num_requests,)` int64, row of each leaf in the requests that the tree was built from.
         num_prompt_tokens: `(num_requests,)` int64, of the leaves in order.
         num_shared_tokens: `(num_requests,)` int64, leading tokens that each leaf shares with the leaf before
             it.
@@ -84,7 +80,7 @@ class PrefixTree:
             PlanError: the first one that does not hold.
         """
         n, below = len(self), self.parent[1:]
-        _require(bool(np.array_equal(np.sort(self.leaf_row), np.arange(n))), "leaf_row is no permutation")
+        _require(len(np.unique(self.leaf_row)) == n, "leaf_row names a row twice")
         _require(self.parent[0] == -1 and self.depth[0] == 0, "node 0 is no root")
         _require(
             bool(np.all((below >= 0) & (below < np.arange(1, self.num_nodes)))), "nodes are not in preorder"
@@ -111,17 +107,31 @@ class PrefixTree:
         )
 
 
-def build_prefix_tree(requests: RequestArrays, block_size: int) -> PrefixTree:
+def build_prefix_tree(requests: PromptSet, block_size: int) -> PrefixTree:
     """Builds the tree of all prompts. The order of the requests' rows does not change its leaves or nodes."""
-    order = lexical_order(requests)
-    lengths = requests.num_prompt_tokens[order]
-    shared = shared_with_previous(requests, order, block_size)
+    return _tree_of_order(requests, requests.lexical_order(), block_size)
+
+
+def without_leaves(tree: PrefixTree, requests: PromptSet, is_left_out: npt.NDArray[np.bool_]) -> PrefixTree:
+    """Returns the tree of the other leaves. Does not mutate; `leaf_row` goes on naming rows of `requests`.
+
+    Args:
+        tree: the tree.
+        requests: what it was built from.
+        is_left_out: `(num_requests,)` bool by row.
+    """
+    # What is left of an order is in order.
+    return _tree_of_order(requests, tree.leaf_row[~is_left_out[tree.leaf_row]], tree.block_size)
+
+
+def _tree_of_order(requests: PromptSet, order: npt.NDArray[np.int64], block_size: int) -> PrefixTree:
+    shared = requests.shared_with_previous(order, block_size)
     parent, depth, start, end, leaf_parent = _intervals(shared)
     return PrefixTree(
         block_size=block_size,
         seq=requests.seq[order],
         leaf_row=order,
-        num_prompt_tokens=lengths,
+        num_prompt_tokens=requests.num_prompt_tokens[order],
         num_shared_tokens=shared,
         leaf_parent=leaf_parent,
         parent=parent,
@@ -129,51 +139,6 @@ def build_prefix_tree(requests: RequestArrays, block_size: int) -> PrefixTree:
         leaf_start=start,
         leaf_end=end,
     )
-
-
-def lexical_order(requests: RequestArrays) -> npt.NDArray[np.int64]:
-    """Returns `(num_requests,)` rows in lexical order of the prompts' token ids, equal prompts by `seq`."""
-    by_seq = np.argsort(requests.seq, kind="stable")
-    keys: list[bytes] = [b""] * len(requests)
-    # In pieces, so that no second copy of all tokens lies beside the keys.
-    for first in range(0, len(requests), _SORT_CHUNK):
-        last = min(first + _SORT_CHUNK, len(requests))
-        base = int(requests.offsets[first])
-        piece = requests.token_ids[base : requests.offsets[last]].astype(">i4").tobytes()
-        bounds = ((requests.offsets[first : last + 1] - base) * 4).tolist()
-        keys[first:last] = [piece[bounds[i] : bounds[i + 1]] for i in range(last - first)]
-    return np.array(sorted(by_seq.tolist(), key=keys.__getitem__), dtype=np.int64)
-
-
-def shared_with_previous(
-    requests: RequestArrays, order: npt.NDArray[np.int64], block_size: int
-) -> npt.NDArray[np.int64]:
-    """Returns `(num_requests,)` leading tokens that each row of `order` shares with the row before it.
-
-    In whole blocks, and never the whole prompt; the first row shares 0.
-    """
-    return np.asarray(
-        _common_prefixes(requests.token_ids, requests.offsets, order, block_size), dtype=np.int64
-    )
-
-
-@numba.njit(cache=True, nogil=True)
-def _common_prefixes(
-    token_ids: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    order: npt.NDArray[np.int64],
-    block_size: int,
-) -> npt.NDArray[np.int64]:
-    shared = np.zeros(len(order), dtype=np.int64)
-    for place in range(1, len(order)):
-        left, right = offsets[order[place - 1]], offsets[order[place]]
-        # At least one token of a prompt is computed, so its last one is never shared.
-        limit = min(offsets[order[place - 1] + 1] - left, offsets[order[place] + 1] - right - 1)
-        common = 0
-        while common < limit and token_ids[left + common] == token_ids[right + common]:
-            common += 1
-        shared[place] = common - common % block_size
-    return shared
 
 
 @numba.njit(cache=True, nogil=True)

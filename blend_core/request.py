@@ -91,3 +91,20 @@ class RequestArrays:
             min_tokens=self.min_tokens[indices],
             max_tokens=self.max_tokens[indices],
         )
+
+    def lexical_order(self) -> npt.NDArray[np.int64]:
+        """Returns `(num_requests,)` rows in lexical order of the token ids, equal prompts by `seq`."""
+        # Here and below: the compiler loads slowly, and engines, which know requests too, need no order.
+        from blend_core.prompt_order import order_of_tokens
+
+        return order_of_tokens(self.token_ids, self.offsets, self.seq)
+
+    def shared_with_previous(self, order: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
+        """Returns `(len(order),)` leading tokens that each row of `order` shares with the row before it.
+
+        In whole blocks, and never the whole prompt; the first row shares 0.
+        """
+        from blend_core.prompt_order import common_tokens
+
+        shared: npt.NDArray[np.int64] = common_tokens(self.token_ids, self.offsets, order, block_size)
+        return shared

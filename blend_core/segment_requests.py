@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
+from blend_core.prompt_order import common_segments, order_of_segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +54,20 @@ class SegmentRequests:
             min_tokens=self.min_tokens[rows],
             max_tokens=self.max_tokens[rows],
         )
+
+    def lexical_order(self) -> npt.NDArray[np.int64]:
+        """Returns `(num_requests,)` rows in lexical order of the segment ids, equal prompts by `seq`."""
+        return order_of_segments(self.segment_ids, self.offsets, self.seq)
+
+    def shared_with_previous(self, order: npt.NDArray[np.int64], block_size: int) -> npt.NDArray[np.int64]:
+        """Returns `(len(order),)` leading tokens that each row of `order` shares with the row before it.
+
+        In whole blocks, and never the whole prompt; the first row shares 0.
+        """
+        shared: npt.NDArray[np.int64] = common_segments(
+            self.segment_ids, self.segment_tokens, self.offsets, order, block_size
+        )
+        return shared
 
     def check_integrity(self) -> None:
         """Checks the invariants of the class.

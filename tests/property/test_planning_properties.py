@@ -15,7 +15,7 @@ from blend_core.output_length import estimate_output_lengths
 from blend_core.performance import compute_s, memory_s, practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PLANNED_POLICIES, PlanConfig, build_plan
-from blend_core.prefix_tree import PrefixTree, build_prefix_tree, shared_with_previous
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import load_device_profile, model_spec_preset
 from blend_core.transform import order_by_density
@@ -138,7 +138,7 @@ def test_order_is_a_permutation_that_keeps_its_sharing(
     tree = build_prefix_tree(requests, block_size)
     order = leaf_order(tree, requests, kept)
     assert sorted(order.tolist()) == list(range(len(requests)))
-    shared = shared_with_previous(requests, order, block_size).sum()
+    shared = requests.shared_with_previous(order, block_size).sum()
     assert kept * tree.total_shared_tokens <= shared + 1e-9
     # Depth-first order is the best there is.
     assert shared <= tree.total_shared_tokens

@@ -8,7 +8,7 @@ import pytest
 from blend_core.annotation import annotate
 from blend_core.output_length import estimate_output_lengths
 from blend_core.performance import compute_s, memory_s
-from blend_core.prefix_tree import PrefixTree, build_prefix_tree, shared_with_previous
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.transform import layer_wise_sort, order_by_density
@@ -58,7 +58,7 @@ def test_a_prompt_that_begins_others_stays_before_them(
     tree = build_prefix_tree(requests, 2)
     order = planned(requests, tree, llama_8b, a100, 1.0)
     assert order == [0, 1]
-    assert shared_with_previous(requests, np.array(order), 2).sum() == tree.total_shared_tokens
+    assert requests.shared_with_previous(np.array(order), 2).sum() == tree.total_shared_tokens
 
 
 def groups_with_outliers(make_requests: MakeRequests) -> RequestArrays:
@@ -94,7 +94,7 @@ def test_split_brings_order_within_its_budget(
     for kept in (1.0, 0.99, 0.9):
         order = planned(requests, tree, llama_8b, a100, kept)
         assert sorted(order) == list(range(len(requests)))
-        shared = shared_with_previous(requests, np.array(order), 16).sum()
+        shared = requests.shared_with_previous(np.array(order), 16).sum()
         assert shared >= kept * tree.total_shared_tokens
         inversions[kept] = weighted_inversions(requests, order, llama_8b, a100)
     assert inversions[0.9] < inversions[0.99] < inversions[1.0]
@@ -109,4 +109,4 @@ def test_no_sharing_is_spent_where_all_is_in_order(
     tree = build_prefix_tree(requests, 16)
     order = planned(requests, tree, llama_8b, a100, 0.5)
     assert order == list(range(100))
-    assert shared_with_previous(requests, np.array(order), 16).sum() == tree.total_shared_tokens
+    assert requests.shared_with_previous(np.array(order), 16).sum() == tree.total_shared_tokens
