@@ -1,0 +1,70 @@
+"""One sentence on stderr, and an exit status that scripts can rely on."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_a_wrong_file_is_a_usage_error_in_one_sentence(blend: Callable[..., Any]) -> None:
+    ran = blend("validate", "nowhere.jsonl")
+    assert ran.status == 2
+    assert ran.stdout == ""
+    assert ran.stderr.count("\n") == 1
+    assert "nowhere.jsonl" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_unknown_command_is_a_usage_error(blend: Callable[..., Any]) -> None:
+    assert blend("fly").status == 2
+
+
+def test_a_job_without_sources_is_a_usage_error(blend: Callable[..., Any]) -> None:
+    ran = blend("run", "--model", "smollm2-135m")
+    assert ran.status == 2
+    assert "no source" in ran.stderr
+
+
+def test_a_query_without_a_template_is_a_usage_error(blend: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "q.sql").write_text("SELECT 1")
+    ran = blend("run", "--sql", "q.sql")
+    assert ran.status == 2
+    assert "--prompt" in ran.stderr
+
+
+def test_a_job_that_is_continued_takes_no_options(blend: Callable[..., Any]) -> None:
+    ran = blend("run", "--job-id", "job_x", "--policy", "dfs")
+    assert ran.status == 2
+    assert "--job-id" in ran.stderr
+
+
+def test_a_wrong_variable_is_named_without_its_value(
+    blend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLEND_ENGINE__KV_GIB", "plenty")
+    ran = blend("model", "list")
+    assert ran.status == 2
+    assert "BLEND_ENGINE__KV_GIB" in ran.stderr
+    assert "plenty" not in ran.stderr
+
+
+def test_reading_without_services_says_how_to_start_them(blend: Callable[..., Any]) -> None:
+    ran = blend("results", "job_x")
+    assert ran.status == 1
+    assert "blend up" in ran.stderr
+
+
+def test_debug_shows_where_an_error_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from blend_core.errors import ConfigurationError
+    from flows.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError):
+        main(["--debug", "validate", "nowhere.jsonl"])
+
+
+def test_no_model_yet_says_how_to_add_one(blend: Callable[..., Any]) -> None:
+    ran = blend("model", "list")
+    assert ran.status == 0
+    assert "blend model add" in ran.stdout

@@ -1,0 +1,45 @@
+"""The job that `blend run` and `blend submit` build from a file and options."""
+
+from pathlib import Path
+
+import pytest
+
+from blend_core.errors import ConfigurationError
+from flows.cli.run import _given, _job
+from flows.job_spec import Policy
+
+
+def given(**options: object) -> dict[str, object]:
+    names = ("s3", "sql", "prompt", "system", "connection", "model", "policy", "max_tokens", "name")
+    return _given(*(options.get(name) for name in names))  # type: ignore[arg-type]
+
+
+def test_options_alone_make_a_job() -> None:
+    spec = _job(None, given(s3=["s3://b/k"], policy="dfs", max_tokens=7, name="n"))
+    assert spec.s3 == ["s3://b/k"]
+    assert spec.options.policy is Policy.DFS
+    assert spec.options.default_max_tokens == 7
+    assert spec.name == "n"
+
+
+def test_a_query_file_with_its_template_is_a_source(tmp_path: Path) -> None:
+    query = tmp_path / "q.sql"
+    query.write_text("SELECT id, body FROM t")
+    spec = _job(None, given(sql=query, prompt="Say {{ body }}", connection="shop"))
+    assert spec.sql[0].query == "SELECT id, body FROM t"
+    assert spec.sql[0].connection == "shop"
+    assert spec.sql[0].system is None
+
+
+def test_options_go_over_the_job_file(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: m\ns3: [s3://b/k]\noptions: {policy: fcfs, seed: 3}\n")
+    spec = _job(file, given(policy="dual_scan"))
+    assert spec.model == "m"
+    assert spec.options.policy is Policy.DUAL_SCAN
+    assert spec.options.seed == 3
+
+
+def test_an_unknown_policy_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"options\.policy"):
+        _job(None, given(s3=["s3://b/k"], policy="best"))

@@ -1,0 +1,103 @@
+"""`blend validate` and `blend plan` on files, without services."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.demo import DemoSize, demo_lines
+
+
+def chat(custom_id: str, text: str, **body: object) -> bytes:
+    return json.dumps(
+        {
+            "custom_id": custom_id,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": text}], **body},
+        }
+    ).encode()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    def write_lines(*lines: bytes, end: bytes = b"\n") -> str:
+        path = tmp_path / "requests.jsonl"
+        path.write_bytes(end.join(lines) + end)
+        return str(path)
+
+    return write_lines
+
+
+def test_good_lines_are_counted(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    ran = blend("validate", write(chat("a", "x"), b"", chat("b", "y"), end=b"\r\n"), "--json")
+    found = json.loads(ran.stdout)
+    assert (ran.status, found["total"], found["valid"], found["invalid"]) == (0, 2, 2, 0)
+
+
+def test_a_bad_line_has_number_code_and_reason(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    ran = blend("validate", write(chat("a", "x"), b"", b"{nope", b"[1]"), "--json")
+    assert ran.status == 0
+    errors = json.loads(ran.stdout)["errors"]
+    assert [(error["line"], error["code"]) for error in errors] == [(3, "invalid_json"), (4, "not_an_object")]
+    assert all(error["reason"].endswith(".") for error in errors)
+
+
+def test_a_repeated_id_names_the_first_line(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    ran = blend("validate", write(chat("a", "x"), chat("b", "y"), chat("a", "z")))
+    assert "line 3 (a): duplicate_custom_id" in ran.stdout
+    assert "line 1" in ran.stdout
+
+
+def test_an_id_is_found_again_thousands_of_lines_later(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    lines = [chat(str(number), "x") for number in range(5000)]
+    found = json.loads(blend("validate", write(*lines, chat("7", "x")), "--json").stdout)
+    assert [(error["line"], error["custom_id"]) for error in found["errors"]] == [(5001, "7")]
+
+
+def test_a_gzip_file_is_read_as_it_is(blend: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "requests"
+    path.write_bytes(gzip.compress(chat("a", "x")))
+    assert json.loads(blend("validate", str(path), "--json").stdout)["valid"] == 1
+
+
+def test_a_damaged_gzip_file_is_a_usage_error(blend: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "requests.gz"
+    path.write_bytes(gzip.compress(chat("a", "x"))[:-9])
+    assert blend("validate", str(path)).status == 2
+
+
+def test_the_demo_has_six_lines_broken_in_six_ways(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    lines = demo_lines(DemoSize())
+    found = json.loads(blend("validate", write(*lines), "--json").stdout)
+    assert found["invalid"] == 6
+    assert len(found["error_codes"]) == 6
+    assert found["total"] == len(lines)
+
+
+def test_a_plan_tells_sharing_and_duration_under_each_policy(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    prefix = "A long common beginning. " * 40
+    lines = [chat(str(number), f"{prefix}{number % 2} {number}", max_tokens=4) for number in range(12)]
+    ran = blend("plan", write(*lines, b"nope"), "--model", "llama-3.1-8b", "--device", "a100-80g", "--json")
+    told = json.loads(ran.stdout)
+    assert told["invalid"] == 1
+    assert not told["counted_with_tokenizer"]
+    assert told["summary"]["num_requests"] == 12
+    assert told["summary"]["prefix_sharing_best"] > 0.8
+    assert [entry["policy"] for entry in told["policies"]] == ["fcfs", "dfs", "dual_scan"]
+    assert all(entry["estimated_duration_s"] > 0 for entry in told["policies"])
+
+
+def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    ran = blend("plan", write(b"nope"), "--model", "llama-3.1-8b", "--device", "a100-80g")
+    assert ran.status == 1
+    assert "Traceback" not in ran.stderr
