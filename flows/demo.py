@@ -30,8 +30,8 @@ class DemoSize:
     The defaults take well under four minutes on two CPU cores.
     """
 
-    num_gsm8k: int = 48
-    gsm8k_max_tokens: int = 160
+    num_gsm8k: int = 40
+    gsm8k_max_tokens: int = 128
     reply_max_tokens: int = 96
 
 

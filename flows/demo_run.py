@@ -158,24 +158,24 @@ DEMO_QUERIES: tuple[tuple[str, str], ...] = (
     (
         "What became of the requests, by kind?",
         """
-SELECT split_part(custom_id, '-', 1) AS kind, status, count(*) AS requests,
-       round(avg(num_prompt_tokens)) AS prompt, round(avg(num_cached_tokens)) AS cached,
-       round(avg(num_output_tokens)) AS output
+SELECT split_part(custom_id, '-', 1) AS kind, count(*) AS requests,
+       round(avg(num_prompt_tokens)) AS prompt_tokens, round(avg(num_cached_tokens)) AS from_cache,
+       round(avg(num_output_tokens)) AS output_tokens
 FROM request_result WHERE job_id = %(job_id)s AND status = 'succeeded'
-GROUP BY 1, 2 ORDER BY 1
+GROUP BY 1 ORDER BY 1
 """,
     ),
     (
         "Which lines were bad, and why?",
         """
-SELECT source_line AS line, custom_id, error_code, error_message
+SELECT source_line AS line, custom_id, error_code, error
 FROM request_result WHERE job_id = %(job_id)s AND status = 'errored' ORDER BY source_line
 """,
     ),
     (
         "How did the model sort the tickets of the Postgres table?",
         """
-SELECT left(trim(r.output_text), 24) AS answer, t.id AS ticket, left(t.body, 56) AS body
+SELECT left(trim(r.text), 24) AS answer, t.id AS ticket, left(t.body, 56) AS body
 FROM request_result r JOIN demo_ticket t ON r.custom_id = 'triage-' || t.id
 WHERE r.job_id = %(job_id)s ORDER BY t.id LIMIT 5
 """,

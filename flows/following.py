@@ -132,7 +132,7 @@ def _step_window(row: DensityRow) -> StepWindow:
         num_prefill_tokens=row.num_prefill_tokens,
         num_decode_tokens=row.num_decode_tokens,
         num_cached_tokens=row.num_cached_tokens,
-        num_recomputed_tokens=0,
+        num_recomputed_tokens=row.num_recomputed_tokens,
         prefill_tokens_sq=row.prefill_tokens_sq,
         decode_kv_tokens=row.decode_kv_tokens,
         compute_s=row.compute_s,
