@@ -36,21 +36,23 @@ class DuplicateCheck:
         Raises:
             SourceError: an id is repeated and the job asked to fail then.
         """
-        named = [index for index, item in enumerate(items) if item.custom_id is not None]
         checked = list(items)
+        named = [index for index, item in enumerate(items) if item.custom_id is not None]
+        if not named:
+            return checked
         ids = [items[index].custom_id or "" for index in named]
-        positions = np.array([self._position(items[index]) for index in named], dtype=np.int64)
-        first_uses = self._ids.add(ids, positions)
+        lines = np.array([items[index].source_line for index in named], dtype=np.int64)
+        first_uses = self._ids.add(ids, lines | self._source_bits(items[0].source_uri))
         for place in np.flatnonzero(first_uses >= 0):
             item = items[named[place]]
             if not isinstance(item.parsed, RequestError):
                 checked[named[place]] = self._duplicate(item, int(first_uses[place]))
         return checked
 
-    def _position(self, item: SourceItem) -> int:
-        if not self._uris or self._uris[-1] != item.source_uri:
-            self._uris.append(item.source_uri)
-        return (len(self._uris) - 1) << _LINE_BITS | item.source_line
+    def _source_bits(self, uri: str) -> int:
+        if not self._uris or self._uris[-1] != uri:
+            self._uris.append(uri)
+        return (len(self._uris) - 1) << _LINE_BITS
 
     def _duplicate(self, item: SourceItem, first_use: int) -> SourceItem:
         uri = self._uris[first_use >> _LINE_BITS]

@@ -21,6 +21,11 @@ MAX_CUSTOM_ID_BYTES = 512
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 _LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# What `_read_body` asks of a rule for every field of every line, ready to unpack.
+_READERS = {
+    endpoint: {name: (rule.read, rule.effect is Effect.READ) for name, rule in rules.items()}
+    for endpoint, rules in RULES_BY_ENDPOINT.items()
+}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _decode = msgspec.json.Decoder().decode
 
@@ -181,20 +186,21 @@ def _check_envelope(fields: dict[str, Any]) -> Endpoint:
 
 def _read_body(body: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     """The values of the fields that have an effect, by name; null counts as absent."""
-    rules = RULES_BY_ENDPOINT[endpoint]
+    readers = _READERS[endpoint]
     values: dict[str, Any] = {}
     for name, value in body.items():
-        rule = rules.get(name)
-        if rule is None:
+        reader = readers.get(name)
+        if reader is None:
             raise RequestError(
                 f"The body has the field {quoted(name)}, which {endpoint} does not support.",
                 RequestErrorCode.UNSUPPORTED_FIELD,
             )
         if value is None:
             continue
-        read = rule.read(name, value)
-        if rule.effect is Effect.READ:
-            values[name] = read
+        read, has_effect = reader
+        used = read(name, value)
+        if has_effect:
+            values[name] = used
     return values
 
 
