@@ -1,0 +1,58 @@
+"""Plans of a few numbers and a view that a test sets by hand."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from blend_core.plan import Plan, PlanSummary
+
+
+@dataclass
+class HandView:
+    """An `EngineView` that is what the test says."""
+
+    num_free_blocks: int = 1_000_000
+    num_running: int = 0
+    num_decoding: int = 0
+    cached: dict = field(default_factory=dict)
+    absent: set = field(default_factory=set)
+
+    def cached_tokens(self, seq):
+        return self.cached.get(seq, 0)
+
+    def is_ready(self, seq):
+        return seq not in self.absent
+
+
+def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None):
+    """A plan of `(seq, prompt tokens, output tokens, density)` in that order; memory is one second each."""
+    seqs, prompts, outputs, densities = (list(column) for column in zip(*requests, strict=True))
+    num = len(seqs)
+    summary = PlanSummary("m", "d", block_size, num, sum(prompts), sum(outputs), 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    return Plan(
+        revision=revision,
+        policy="dual_scan",
+        summary=summary,
+        seq=np.array(seqs, dtype=np.int64),
+        num_prompt_tokens=np.array(prompts, dtype=np.int32),
+        num_shared_tokens=np.array(shared or [0] * num, dtype=np.int32),
+        max_tokens=np.array([1_000] * num, dtype=np.int32),
+        estimated_output_tokens=np.array(outputs, dtype=np.float64),
+        estimated_output_tokens_sq=np.array(outputs, dtype=np.float64) ** 2,
+        compute_s=np.array(densities, dtype=np.float64),
+        memory_s=np.ones(num),
+        lead=np.isin(seqs, list(lead)),
+        progress=np.zeros(0),
+        planned_density=np.zeros(0),
+    )
+
+
+@pytest.fixture
+def make_plan():
+    return plan_of
+
+
+@pytest.fixture
+def view():
+    return HandView()
