@@ -101,6 +101,10 @@ class ServeService:
         self.process = ServiceProcess(self.name, home)
 
     @property
+    def _temporary_folder(self) -> Path:
+        return self._home / "prefect" / "tmp"
+
+    @property
     def is_current(self) -> bool:
         """Whether the running process was started with the services and settings of now."""
         return self.process.fingerprint == self._fingerprint(self._environment())
@@ -108,12 +112,13 @@ class ServeService:
     def launch(self) -> None:
         """Start it in the caller's folder, with the caller's settings."""
         environment = self._environment()
+        self._temporary_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.process.launch(
             self._command, environment=environment, fingerprint=self._fingerprint(environment)
         )
 
     def is_ready(self) -> bool:
-        """Whether it has registered a deployment since its start."""
+        """Whether it has asked for runs of its deployments since its start."""
         since = self.process.since
         if since is None:
             return False
@@ -122,9 +127,12 @@ class ServeService:
             return (datetime.now(since.tzinfo) - since).total_seconds() > 5.0
         port = int(self._state.prefect_api_url.rsplit(":", 1)[1].split("/")[0])
         deployments = _call(port, "POST", "/api/deployments/filter", {"limit": 200})
-        return isinstance(deployments, list) and any(
-            datetime.fromisoformat(deployment["updated"]) >= since for deployment in deployments
-        )
+        if not isinstance(deployments, list):
+            return False
+        polls = [
+            datetime.fromisoformat(found["last_polled"]) for found in deployments if found["last_polled"]
+        ]
+        return any(polled >= since for polled in polls)
 
     def prepare(self) -> None:
         """Nothing."""
@@ -138,6 +146,8 @@ class ServeService:
             **os.environ,
             **QUIET,
             "BLEND_HOME": str(self._home),
+            # Prefect's runner makes a folder of a fixed name there, which in /tmp may be another user's.
+            "TMPDIR": str(self._temporary_folder),
             **_settings_of(self._state),
             # A poll every 10 s is the default: a run started in the pages would wait that long.
             "PREFECT_RUNNER_POLL_FREQUENCY": os.environ.get("PREFECT_RUNNER_POLL_FREQUENCY", "2"),
