@@ -16,6 +16,37 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TreeCosts:
+    """What the parts of a tree cost by themselves.
+
+    Attributes:
+        leaf_compute_s: `(num_requests,)` seconds of compute of each leaf's own segment and answer.
+        leaf_memory_s: `(num_requests,)` seconds of KV reading of each leaf.
+        segment_compute_s: `(num_nodes,)` seconds of compute of each node's own segment; the root has none.
+    """
+
+    leaf_compute_s: Floats
+    leaf_memory_s: Floats
+    segment_compute_s: Floats
+
+    @classmethod
+    def of(
+        cls, tree: PrefixTree, lengths: OutputLengths, model: ModelSpec, device: DeviceProfile
+    ) -> "TreeCosts":
+        """Returns the costs under estimated lengths, which are by row of the requests."""
+        mean, second_moment = lengths.mean[tree.leaf_row], lengths.second_moment[tree.leaf_row]
+        segment = np.zeros(tree.num_nodes)
+        segment[1:] = compute_s(model, device, tree.depth[1:], 0, tree.depth[tree.parent[1:]])
+        return cls(
+            leaf_compute_s=compute_s(
+                model, device, tree.num_prompt_tokens, mean, tree.depth[tree.leaf_parent]
+            ),
+            leaf_memory_s=memory_s(model, device, tree.num_prompt_tokens, mean, second_moment),
+            segment_compute_s=segment,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Annotation:
     """Costs of the items of a tree: items `0:num_requests` are its leaves, then come its nodes.
 
@@ -32,61 +63,37 @@ class Annotation:
     density: Floats
 
 
-def annotate(
-    tree: PrefixTree,
-    lengths: OutputLengths,
-    model: ModelSpec,
-    device: DeviceProfile,
-    stays: npt.NDArray[np.bool_] | None = None,
-) -> Annotation:
+def annotate(tree: PrefixTree, costs: TreeCosts, stays: npt.NDArray[np.bool_] | None = None) -> Annotation:
     """Sums costs up the tree (BlendServe §5.1, §5.2).
 
     Args:
         tree: the tree.
-        lengths: by row of the requests.
-        model: sizes of the model.
-        device: abilities of the device.
+        costs: of its parts.
         stays: `(num_requests,)` bool by leaf; leaves that do not stay cost nothing, and neither does a node
             without any that does. All stay by default.
     """
-    n = len(tree)
-    mean, second_moment = lengths.mean[tree.leaf_row], lengths.second_moment[tree.leaf_row]
-    leaf_compute = compute_s(model, device, tree.num_prompt_tokens, mean, tree.depth[tree.leaf_parent])
-    leaf_memory = memory_s(model, device, tree.num_prompt_tokens, mean, second_moment)
-    segment = segment_compute_s(tree, model, device)
+    leaf_compute, leaf_memory, segment = costs.leaf_compute_s, costs.leaf_memory_s, costs.segment_compute_s
     if stays is not None:
         leaf_compute, leaf_memory = leaf_compute * stays, leaf_memory * stays
         num_staying = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(stays, dtype=np.int64)))
         segment = segment * (num_staying[tree.leaf_end] > num_staying[tree.leaf_start])
-    compute, memory = np.empty(n + tree.num_nodes), np.empty(n + tree.num_nodes)
-    compute[:n], memory[:n] = leaf_compute, leaf_memory
-    compute[n:] = sums_below(tree.parent, tree.leaf_parent, leaf_compute, segment)
-    memory[n:] = sums_below(tree.parent, tree.leaf_parent, leaf_memory, np.zeros(tree.num_nodes))
+    nothing = np.zeros(tree.num_nodes)
+    compute = np.concatenate((leaf_compute, sums_below(tree.parent, tree.leaf_parent, leaf_compute, segment)))
+    memory = np.concatenate((leaf_memory, sums_below(tree.parent, tree.leaf_parent, leaf_memory, nothing)))
     return Annotation(compute, memory, compute_density(compute, memory))
 
 
-def segment_compute_s(tree: PrefixTree, model: ModelSpec, device: DeviceProfile) -> Floats:
-    """Returns `(num_nodes,)` seconds of compute of each node's own segment; the root has none."""
-    segment = np.zeros(tree.num_nodes)
-    segment[1:] = compute_s(model, device, tree.depth[1:], 0, tree.depth[tree.parent[1:]])
-    return segment
-
-
-def amortised_leaf_compute_s(
-    tree: PrefixTree, lengths: OutputLengths, model: ModelSpec, device: DeviceProfile, top: int
-) -> Floats:
+def amortised_leaf_compute_s(tree: PrefixTree, costs: TreeCosts, top: int) -> Floats:
     """Returns `(num_requests,)` seconds of compute of each leaf, with its part of the segments above it.
 
     A segment is charged in equal parts to the leaves below it; the own segment alone would make a leaf look
     less dense than it is for whoever computes its prefix. The segment of node `top`, which all leaves share,
     is left out.
     """
-    segment = segment_compute_s(tree, model, device)
+    segment = costs.segment_compute_s.copy()
     segment[top] = 0.0
     part = sums_above(tree.parent, segment / np.maximum(tree.leaf_end - tree.leaf_start, 1))
-    mean = lengths.mean[tree.leaf_row]
-    own = compute_s(model, device, tree.num_prompt_tokens, mean, tree.depth[tree.leaf_parent])
-    return np.asarray(own + part[tree.leaf_parent], dtype=np.float64)
+    return np.asarray(costs.leaf_compute_s + part[tree.leaf_parent], dtype=np.float64)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,11 +12,9 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.annotation import Floats, Ints, amortised_leaf_compute_s, sums_below
-from blend_core.output_length import OutputLengths
-from blend_core.performance import compute_density, memory_s
+from blend_core.annotation import Floats, Ints, TreeCosts, amortised_leaf_compute_s, sums_below
+from blend_core.performance import compute_density
 from blend_core.prefix_tree import PrefixTree
-from blend_core.specs import DeviceProfile, ModelSpec
 
 RUNS_PER_DOUBLING: Final = 2
 """Densities that differ by less than a factor of `2 ** (1 / RUNS_PER_DOUBLING)` count as alike."""
@@ -27,31 +25,44 @@ MIN_DISPLACEMENT: Final = 0.01
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafWork:
-    """What each leaf brings with it wherever it goes; arrays are `(num_requests,)`.
+    """What each leaf brings with it wherever it goes, and where it belongs; arrays are `(num_requests,)`.
 
     Attributes:
         compute_s: seconds of compute, its part of the shared segments included.
         memory_s: seconds of KV reading.
+        denser_s: work of all leaves that are denser.
+        as_dense_s: work of all leaves that are denser or as dense.
+        falling: `-density`, of all leaves in rising order.
+        done_s: `(num_requests + 1,)` work of the first so many leaves of that order.
     """
 
     compute_s: Floats
     memory_s: Floats
+    denser_s: Floats
+    as_dense_s: Floats
+    falling: Floats
+    done_s: Floats
+
+    @classmethod
+    def of(cls, tree: PrefixTree, costs: TreeCosts, top: int) -> "LeafWork":
+        """Returns the work of each leaf; the segment of node `top`, which all share, is left out."""
+        compute, memory = amortised_leaf_compute_s(tree, costs, top), costs.leaf_memory_s
+        key = -compute_density(compute, memory)
+        by_density = np.argsort(key, kind="stable")
+        falling = key[by_density]
+        done = np.concatenate((np.zeros(1), np.cumsum((compute + memory)[by_density])))
+        # Equal keys lie together, so their bounds come from one pass and no search.
+        firsts = np.flatnonzero(np.diff(falling, prepend=np.nan) != 0)
+        num_alike = np.diff(np.append(firsts, len(falling)))
+        denser, as_dense = np.empty(len(key)), np.empty(len(key))
+        denser[by_density] = np.repeat(done[firsts], num_alike)
+        as_dense[by_density] = np.repeat(done[firsts + num_alike], num_alike)
+        return cls(compute, memory, denser, as_dense, falling, done)
 
     @property
     def total_s(self) -> Floats:
         """`(num_requests,)` work: compute and memory."""
         return self.compute_s + self.memory_s
-
-
-def leaf_work(
-    tree: PrefixTree, lengths: OutputLengths, model: ModelSpec, device: DeviceProfile, top: int
-) -> LeafWork:
-    """Returns the work of each leaf; the segment of node `top`, which all share, is left out."""
-    mean, second_moment = lengths.mean[tree.leaf_row], lengths.second_moment[tree.leaf_row]
-    return LeafWork(
-        compute_s=amortised_leaf_compute_s(tree, lengths, model, device, top),
-        memory_s=memory_s(model, device, tree.num_prompt_tokens, mean, second_moment),
-    )
 
 
 def choose_runs(
@@ -112,21 +123,21 @@ def _displacements(
     middle[order] = np.cumsum(leaf_total[order]) - leaf_total[order] / 2.0
     none = np.zeros(tree.num_nodes)
 
-    def over_items(values: Floats) -> Floats:
-        return np.concatenate((values, sums_below(tree.parent, tree.leaf_parent, values, none)))
+    def over_nodes(values: Floats) -> Floats:
+        summed: Floats = sums_below(tree.parent, tree.leaf_parent, values * stays, none)
+        return summed
 
-    total = over_items(leaf_total * stays)
-    density = compute_density(over_items(work.compute_s * stays), over_items(work.memory_s * stays))
-    place = np.divide(
-        over_items(leaf_total * stays * middle), total, out=np.zeros(len(total)), where=total > 0
+    total = over_nodes(leaf_total)
+    density = compute_density(over_nodes(work.compute_s), over_nodes(work.memory_s))
+    place = np.divide(over_nodes(leaf_total * middle), total, out=np.zeros(len(total)), where=total > 0)
+    lower = work.done_s[np.searchsorted(work.falling, -density, side="left")]
+    upper = work.done_s[np.searchsorted(work.falling, -density, side="right")]
+    leaf_off = np.maximum(work.denser_s - middle, middle - work.as_dense_s)
+    return (
+        np.concatenate((leaf_total * stays, total)),
+        np.concatenate((compute_density(work.compute_s, work.memory_s), density)),
+        np.maximum(np.concatenate((leaf_off, np.maximum(lower - place, place - upper))), 0.0),
     )
-
-    falling = -compute_density(work.compute_s, work.memory_s)
-    by_density = np.argsort(falling, kind="stable")
-    done = np.concatenate((np.zeros(1), np.cumsum(leaf_total[by_density])))
-    lower = done[np.searchsorted(falling[by_density], -density, side="left")]
-    upper = done[np.searchsorted(falling[by_density], -density, side="right")]
-    return total, density, np.maximum(np.maximum(lower - place, place - upper), 0.0)
 
 
 @numba.njit(cache=True, nogil=True)

@@ -9,13 +9,15 @@ Splits are bought where they move the most work per recomputed token, until what
 budget, the share of sharing that may be lost, is spent. Each leaf moves at most once.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 import numba
 import numpy as np
+import numpy.typing as npt
 
-from blend_core.annotation import Annotation, Ints, annotate
-from blend_core.node_split import choose_runs, leaf_work
+from blend_core.annotation import Annotation, Floats, Ints, TreeCosts, annotate
+from blend_core.node_split import LeafWork, choose_runs
 from blend_core.output_length import OutputLengths
 from blend_core.performance import compute_density, compute_s, memory_s
 from blend_core.prefix_tree import PrefixTree
@@ -25,20 +27,76 @@ MAX_ROUNDS: Final = 8
 """Rounds of splitting at most; the first one buys nearly everything."""
 
 
-def layer_wise_sort(tree: PrefixTree, annotation: Annotation) -> Ints:
-    """Sorts the children of every node by density, largest first.
+class LayerWiseSort:
+    """Sorts the children of every node by density, largest first, as often as nodes change theirs.
 
-    Returns `(num_requests + num_nodes,)` the place of the first leaf of each item of the annotation.
     A leaf without tokens of its own stays first in its node: after a longer prompt it would have to compute
     one token, and with it a whole block, again. Ties keep lexical order.
     """
-    n = len(tree)
-    parent = np.concatenate((tree.leaf_parent, tree.parent))
-    key = -annotation.density
-    key[:n][tree.num_prompt_tokens == tree.depth[tree.leaf_parent]] = -np.inf
-    first_leaf = np.concatenate((np.arange(n), tree.leaf_start))
-    num_leaves = np.concatenate((np.ones(n, dtype=np.int64), tree.leaf_end - tree.leaf_start))
-    return np.asarray(_places(np.lexsort((first_leaf, key, parent)), parent, num_leaves, n), dtype=np.int64)
+
+    __slots__ = ("_leaf_key", "_leaves", "_tree")
+
+    def __init__(self, tree: PrefixTree, costs: TreeCosts) -> None:
+        key = -compute_density(costs.leaf_compute_s, costs.leaf_memory_s)
+        key[tree.num_prompt_tokens == tree.depth[tree.leaf_parent]] = -np.inf
+        self._tree = tree
+        self._leaf_key = key
+        # Leaves never change their density, so they are sorted once and merged with the nodes each time.
+        self._leaves = np.lexsort((key, tree.leaf_parent))
+
+    @property
+    def leaf_key(self) -> Floats:
+        """`(num_requests,)` what siblings are sorted by, rising."""
+        return self._leaf_key
+
+    def places(self, annotation: Annotation) -> Ints:
+        """Returns `(num_requests + num_nodes,)` the place of the first leaf of each item. Does not mutate."""
+        tree = self._tree
+        node_key = -annotation.density[len(tree) :]
+        nodes = np.lexsort((tree.leaf_start[1:], node_key[1:], tree.parent[1:])) + 1
+        return np.asarray(
+            _places(
+                self._leaves,
+                self._leaf_key,
+                tree.leaf_parent,
+                nodes,
+                node_key,
+                tree.parent,
+                tree.leaf_start,
+                tree.leaf_end,
+            ),
+            dtype=np.int64,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Runs:
+    """Runs that were cut off and now lie under the root, sorted by `key`.
+
+    Attributes:
+        key: `(num_runs,)` what they are sorted by: `-density`.
+        num_leaves: `(num_runs,)`.
+        leaves: leaves of all runs, run after run.
+    """
+
+    key: Floats
+    num_leaves: Ints
+    leaves: Ints
+
+    @classmethod
+    def none(cls) -> "_Runs":
+        return cls(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+    def joined(self, other: "_Runs") -> "_Runs":
+        """Returns both together, sorted. Does not mutate."""
+        key = np.concatenate((self.key, other.key))
+        num_leaves = np.concatenate((self.num_leaves, other.num_leaves))
+        starts = np.cumsum(num_leaves) - num_leaves
+        by_key = np.argsort(key, kind="stable")
+        num_leaves = num_leaves[by_key]
+        gaps = np.repeat(starts[by_key] - (np.cumsum(num_leaves) - num_leaves), num_leaves)
+        leaves = np.concatenate((self.leaves, other.leaves))[gaps + np.arange(len(gaps))]
+        return _Runs(key[by_key], num_leaves, leaves)
 
 
 def order_by_density(
@@ -55,65 +113,76 @@ def order_by_density(
     n = len(tree)
     # Where all prompts begin alike, what they have in common is never recomputed: its node acts as the root.
     top = 1 if tree.num_nodes > 1 and tree.leaf_end[1] - tree.leaf_start[1] == n else 0
-    work = leaf_work(tree, lengths, model, device, top)
+    costs = TreeCosts.of(tree, lengths, model, device)
+    work = LeafWork.of(tree, costs, top)
+    layers = LayerWiseSort(tree, costs)
+    child = _children_of(tree.parent, tree.leaf_parent, top)
     budget = (1.0 - sharing_kept) * tree.total_shared_tokens
     stays = np.ones(n, dtype=np.bool_)
-    unit, rank = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    subtree = _subtrees(tree.parent, tree.leaf_parent, top)
-    num_units = n + tree.num_nodes
+    runs = _Runs.none()
     for num_rounds in range(MAX_ROUNDS + 1):
-        places = layer_wise_sort(tree, annotate(tree, lengths, model, device, stays))
-        unit[stays], rank[stays] = subtree[stays], places[:n][stays]
-        order = _order_of_units(tree, lengths, model, device, unit, rank, top)
-        if num_rounds == MAX_ROUNDS:
+        annotation = annotate(tree, costs, stays)
+        places = layers.places(annotation)
+        order = _merged(_staying(places[:n], stays), child, layers.leaf_key, annotation, runs)
+        # The cheapest split computes one block anew.
+        if num_rounds == MAX_ROUNDS or budget < tree.block_size:
             break
         # What is spent counts, not what is lost by now: a run that still lies beside its old parent
         # may be parted from it by the next round.
         run, spent = choose_runs(tree, work, places, order, stays, top, budget)
         budget -= spent
-        moves = run >= 0
-        if not moves.any():
+        if spent == 0:
             break
-        unit[moves], rank[moves] = num_units + run[moves], places[:n][moves]
-        num_units += int(run.max()) + 1
-        stays &= ~moves
+        runs = runs.joined(_cut_off(tree, lengths, model, device, run, places, top))
+        stays &= run < 0
     return order
 
 
-def _order_of_units(
+def _staying(places: Ints, stays: npt.NDArray[np.bool_]) -> Ints:
+    """Returns the leaves that have not been moved, by place."""
+    leaf_at = np.empty(len(places), dtype=np.int64)
+    leaf_at[places] = np.arange(len(places))
+    return leaf_at[stays[leaf_at]]
+
+
+def _cut_off(
     tree: PrefixTree,
     lengths: OutputLengths,
     model: ModelSpec,
     device: DeviceProfile,
-    unit: Ints,
-    rank: Ints,
+    run: Ints,
+    places: Ints,
     top: int,
-) -> Ints:
-    """Returns `(num_requests,)` leaves: units by density, largest first, and by `rank` within a unit.
-
-    A unit is a subtree of `top` or a run that was split off: what lies together under the root.
-    """
-    by_unit = np.lexsort((rank, unit))
-    shared = _shared_in_tree_order(tree, by_unit)
-    is_first = np.diff(unit[by_unit], prepend=-1) != 0
-    shared[is_first] = 0
-    rows = tree.leaf_row[by_unit]
-    prompt, mean = tree.num_prompt_tokens[by_unit], lengths.mean[rows]
+) -> _Runs:
+    """Returns the runs of one round; the first leaf of each computes its prefix below `top` anew."""
+    leaves = np.flatnonzero(run >= 0)
+    leaves = leaves[np.lexsort((places[leaves], run[leaves]))]
+    is_first = np.diff(run[leaves], prepend=-1) != 0
+    shared = _shared_in_tree_order(tree, leaves)
+    shared[is_first] = tree.depth[top]
     firsts = np.flatnonzero(is_first)
+    rows = tree.leaf_row[leaves]
+    prompt, mean = tree.num_prompt_tokens[leaves], lengths.mean[rows]
     compute = np.add.reduceat(compute_s(model, device, prompt, mean, shared), firsts)
     memory = np.add.reduceat(memory_s(model, device, prompt, mean, lengths.second_moment[rows]), firsts)
-    falling = -compute_density(compute, memory)
-    first_leaf = by_unit[firsts]
-    is_whole_top = (tree.leaf_parent[first_leaf] == top) & (prompt[firsts] == tree.depth[top])
-    falling[is_whole_top] = -np.inf
-    by_density = np.lexsort((np.minimum.reduceat(by_unit, firsts), falling))
-    place = np.empty(len(firsts), dtype=np.int64)
-    place[by_density] = np.arange(len(firsts))
-    return by_unit[np.argsort(place[np.cumsum(is_first) - 1], kind="stable")]
+    num_leaves = np.diff(np.append(firsts, len(leaves)))
+    return _Runs.none().joined(_Runs(-compute_density(compute, memory), num_leaves, leaves))
+
+
+def _merged(staying: Ints, child: Ints, leaf_key: Floats, annotation: Annotation, runs: _Runs) -> Ints:
+    """Returns `(num_requests,)` leaves: the children of the top and the runs, both sorted, as one."""
+    child_of = child[staying]
+    starts = np.flatnonzero(np.diff(child_of, prepend=-1) != 0)
+    items = child_of[starts]
+    key = -annotation.density[items]
+    is_leaf = items < len(leaf_key)
+    key[is_leaf] = leaf_key[items[is_leaf]]
+    before = np.append(starts, len(staying))[np.searchsorted(key, runs.key, side="right")]
+    return np.insert(staying, np.repeat(before, runs.num_leaves), runs.leaves)
 
 
 def _shared_in_tree_order(tree: PrefixTree, order: Ints) -> Ints:
-    """Returns `(num_requests,)` whole-block tokens that each leaf of `order` shares with its left one."""
+    """Returns `(len(order),)` whole-block tokens that each leaf of `order` shares with its left one."""
     shared = _common_depths(order, tree.leaf_parent, tree.parent, tree.depth)
     own = tree.num_prompt_tokens[order] - 1
     return np.asarray(np.minimum(shared, own - own % tree.block_size), dtype=np.int64)
@@ -135,29 +204,55 @@ def _common_depths(order: Ints, leaf_parent: Ints, parent: Ints, depth: Ints) ->
 
 
 @numba.njit(cache=True, nogil=True)
-def _subtrees(parent: Ints, leaf_parent: Ints, top: int) -> Ints:
+def _children_of(parent: Ints, leaf_parent: Ints, top: int) -> Ints:
     """Returns `(num_requests,)` the child of `top` that holds each leaf, as an item number."""
     n = len(leaf_parent)
     child = np.empty(len(parent), dtype=np.int64)
     for node in range(len(parent)):
         child[node] = n + node if node <= top or parent[node] == top else child[parent[node]]
-    subtree = np.empty(n, dtype=np.int64)
+    of_leaf = np.empty(n, dtype=np.int64)
     for leaf in range(n):
-        subtree[leaf] = leaf if leaf_parent[leaf] == top else child[leaf_parent[leaf]]
-    return subtree
+        of_leaf[leaf] = leaf if leaf_parent[leaf] == top else child[leaf_parent[leaf]]
+    return of_leaf
 
 
 @numba.njit(cache=True, nogil=True)
-def _places(by_parent: Ints, parent: Ints, num_leaves: Ints, num_requests: int) -> Ints:
-    """Turns the order of siblings into places: an item starts behind its earlier siblings."""
-    place = np.zeros(len(parent), dtype=np.int64)
-    offset, previous = 0, -1
-    for item in by_parent:
-        if parent[item] != previous:
-            offset, previous = 0, parent[item]
-        # The siblings of one parent come together and parents rise, so a parent is placed before its
-        # children.
-        if previous >= 0:
-            place[item] = place[num_requests + previous] + offset
-            offset += num_leaves[item]
+def _places(
+    leaves: Ints,
+    leaf_key: Floats,
+    leaf_parent: Ints,
+    nodes: Ints,
+    node_key: Floats,
+    parent: Ints,
+    leaf_start: Ints,
+    leaf_end: Ints,
+) -> Ints:
+    """Merges the sorted leaves and nodes of each parent: an item is placed behind its earlier siblings."""
+    n, m = len(leaves), len(nodes)
+    place = np.zeros(n + m + 1, dtype=np.int64)
+    i, j = 0, 0
+    # Preorder: a parent is placed before its children.
+    for above in range(m + 1):
+        offset = place[n + above]
+        while True:
+            has_leaf = i < n and leaf_parent[leaves[i]] == above
+            has_node = j < m and parent[nodes[j]] == above
+            if has_leaf and has_node:
+                leaf, node = leaves[i], nodes[j]
+                takes_leaf = leaf_key[leaf] < node_key[node] or (
+                    leaf_key[leaf] == node_key[node] and leaf < leaf_start[node]
+                )
+            elif has_leaf or has_node:
+                takes_leaf = has_leaf
+            else:
+                break
+            if takes_leaf:
+                place[leaves[i]] = offset
+                offset += 1
+                i += 1
+            else:
+                node = nodes[j]
+                place[n + node] = offset
+                offset += leaf_end[node] - leaf_start[node]
+                j += 1
     return place

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend_core.annotation import annotate
+from blend_core.annotation import TreeCosts, annotate
 from blend_core.output_length import estimate_output_lengths
 from blend_core.performance import compute_s, memory_s, practical_optimum_s
 from blend_core.plan import Plan
@@ -117,7 +117,7 @@ def test_shared_and_unique_tokens_are_all_tokens(requests: RequestArrays, block_
 def test_root_sums_equal_those_of_the_leaves_in_order(requests: RequestArrays, block_size: int) -> None:
     tree = build_prefix_tree(requests, block_size)
     lengths = estimate_output_lengths(requests, tree)
-    annotation = annotate(tree, lengths, MODEL, DEVICE)
+    annotation = annotate(tree, TreeCosts.of(tree, lengths, MODEL, DEVICE))
     mean, second_moment = lengths.mean[tree.leaf_row], lengths.second_moment[tree.leaf_row]
     compute = compute_s(MODEL, DEVICE, tree.num_prompt_tokens, mean, tree.num_shared_tokens).sum()
     memory = memory_s(MODEL, DEVICE, tree.num_prompt_tokens, mean, second_moment).sum()

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from blend_core.annotation import annotate
+from blend_core.annotation import TreeCosts, annotate
 from blend_core.output_length import estimate_output_lengths
 from blend_core.performance import compute_s, memory_s
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile, ModelSpec
-from blend_core.transform import layer_wise_sort, order_by_density
+from blend_core.transform import LayerWiseSort, order_by_density
 
 MakeRequests = Callable[..., RequestArrays]
 
@@ -28,7 +28,8 @@ def test_a_shared_segment_is_counted_once(
 ) -> None:
     requests = make_requests([[1] * 32 + [2] * 8, [1] * 32 + [3] * 8, [4] * 20], max_tokens=[5, 50, 500])
     tree = build_prefix_tree(requests, 16)
-    annotation = annotate(tree, estimate_output_lengths(requests, tree), llama_8b, a100)
+    costs = TreeCosts.of(tree, estimate_output_lengths(requests, tree), llama_8b, a100)
+    annotation = annotate(tree, costs)
     root, node = len(tree), len(tree) + 1
     expected = compute_s(llama_8b, a100, 40, 5) + compute_s(llama_8b, a100, 40, 50, 32)
     assert annotation.compute_s[node] == pytest.approx(expected)
@@ -45,8 +46,9 @@ def test_children_fall_in_density_at_every_node(
     prompts = [[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3]]
     requests = make_requests(prompts, max_tokens=[90, 5, 4, 3, 30])
     tree = build_prefix_tree(requests, 1)
-    annotation = annotate(tree, estimate_output_lengths(requests, tree), llama_8b, a100)
-    places = layer_wise_sort(tree, annotation)[: len(tree)]
+    costs = TreeCosts.of(tree, estimate_output_lengths(requests, tree), llama_8b, a100)
+    annotation = annotate(tree, costs)
+    places = LayerWiseSort(tree, costs).places(annotation)[: len(tree)]
     assert tree.leaf_row[np.argsort(places)].tolist() == [4, 3, 2, 1, 0]
 
 
