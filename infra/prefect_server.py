@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -112,7 +113,9 @@ class ServeService:
     def launch(self) -> None:
         """Start it in the caller's folder, with the caller's settings."""
         environment = self._environment()
-        self._temporary_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.process.end_leftovers()
+        shutil.rmtree(self._temporary_folder, ignore_errors=True)
+        self._temporary_folder.mkdir(mode=0o700, parents=True)
         self.process.launch(
             self._command, environment=environment, fingerprint=self._fingerprint(environment)
         )
