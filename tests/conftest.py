@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 
 from blend_core.errors import ServiceError
+from infra.folder import StateFolder
 from infra.state import ExternalServices, StackState
 from infra.supervisor import LocalStack
 from storage.database import Database
@@ -35,7 +36,7 @@ def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
     stack = LocalStack(home, external=external, durable=False)
     try:
         _up(stack)
-        config = stack._folder.load()
+        config = StateFolder(home).load()
         assert config is not None
         yield config.superuser_database_url
     finally:
