@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from math import inf, isinf
+from math import ceil, inf, isinf
 from typing import ClassVar
 
 from blend_core.plan import Plan
@@ -114,27 +114,35 @@ class DualScanPolicy(QueuedPolicy):
 
     def decoding(self, seq: int) -> None:
         """Notes when a left request will have outlived its estimate."""
-        super().decoding(seq)
         slot = self._ledger.slot_of[seq]
+        self._ledger.start_decoding(slot)
         if self._ledger.side[slot] is Side.LEFT:
+            # Its output grows from the next step on, hence no earlier than after that.
             num_left = OUTLIVED_FACTOR * self._ledger.output_tokens[slot] - self._ledger.num_output_tokens(
                 slot
             )
-            heappush(self._deadlines, (self._ledger.clock + 1 + max(1, int(num_left)), slot))
+            heappush(self._deadlines, (self._ledger.clock + 1 + max(1, ceil(num_left)), slot))
 
     def advanced(self, num_steps: int) -> None:
-        """Grows what decodes, gives credit back, and moves what outlived its estimate (BlendServe §5.4)."""
+        """Grows what decodes and moves what outlived its estimate by far (BlendServe §5.4)."""
         ledger = self._ledger
         ledger.advance(num_steps)
         while self._deadlines and self._deadlines[0][0] <= ledger.clock:
             _, slot = heappop(self._deadlines)
-            outlived = ledger.num_output_tokens(slot) >= OUTLIVED_FACTOR * ledger.output_tokens[slot]
-            # An entry may be older than a preemption or a finish; a later life has an entry of its own.
-            is_left = ledger.phase[slot] is Phase.DECODING and ledger.side[slot] is Side.LEFT
-            if is_left and outlived:
-                ledger.move(slot, Side.RIGHT)
-                self._accounts[Side.LEFT].resident_tokens -= self._resident_tokens[slot]
-                self._accounts[Side.RIGHT].resident_tokens += self._resident_tokens[slot]
+            # Of a request that was preempted or has ended only an old entry is left here.
+            if ledger.phase[slot] is Phase.DECODING and ledger.side[slot] is Side.LEFT:
+                self._check_deadline(slot)
+
+    def _check_deadline(self, slot: int) -> None:
+        """Moves a left request that has outlived its estimate, or notes when it will have."""
+        ledger = self._ledger
+        num_left = OUTLIVED_FACTOR * ledger.output_tokens[slot] - ledger.num_output_tokens(slot)
+        if num_left > 0:
+            heappush(self._deadlines, (ledger.clock + ceil(num_left), slot))
+            return
+        ledger.move(slot, Side.RIGHT)
+        self._accounts[Side.LEFT].resident_tokens -= self._resident_tokens[slot]
+        self._accounts[Side.RIGHT].resident_tokens += self._resident_tokens[slot]
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         ledger = self._ledger
@@ -142,9 +150,9 @@ class DualScanPolicy(QueuedPolicy):
         self._rho = float(plan.compute_s.sum()) / memory_s if memory_s > 0 else inf
         lead_seqs = set(plan.seq[plan.lead].tolist())
         leads = [slot for slot in waiting if ledger.seq[slot] in lead_seqs]
-        self._accounts[Side.LEFT].leads = deque(slot for slot in leads if ledger.density(slot) >= self._rho)
+        self._accounts[Side.LEFT].leads = deque(slot for slot in leads if ledger.density[slot] >= self._rho)
         self._accounts[Side.RIGHT].leads = deque(
-            slot for slot in reversed(leads) if ledger.density(slot) < self._rho
+            slot for slot in reversed(leads) if ledger.density[slot] < self._rho
         )
         self._heads = (None, None)
         return [slot for slot in waiting if ledger.seq[slot] not in lead_seqs]
@@ -155,53 +163,57 @@ class DualScanPolicy(QueuedPolicy):
 
     def _settle(self) -> None:
         super()._settle()
-        phase = self._ledger.phase
-        for side, account in self._accounts.items():
-            while account.leads and phase[account.leads[0]] is not Phase.WAITING:
-                account.leads.popleft()
-            account.head = self._find_head(side, account)
-        heads = (self._accounts[Side.LEFT].head, self._accounts[Side.RIGHT].head)
-        if heads != self._heads:
-            self._heads = heads
-            self._share_memory(*heads)
+        left, right = self._accounts[Side.LEFT], self._accounts[Side.RIGHT]
+        left.head = self._find_head(Side.LEFT, left)
+        right.head = self._find_head(Side.RIGHT, right)
+        if (left.head, right.head) != self._heads:
+            self._heads = (left.head, right.head)
+            self._share_memory(left, right)
 
     def _find_head(self, side: Side, account: SideAccount) -> int | None:
         preempted = self._ledger.preempted[side]
         if preempted:
             return preempted[0]
-        if account.leads:
-            return account.leads[0]
+        leads = account.leads
+        while leads and self._ledger.phase[leads[0]] is not Phase.WAITING:
+            leads.popleft()
+        if leads:
+            return leads[0]
         if self._left > self._right:
             return None
         return self._order[self._left if side is Side.LEFT else self._right]
 
-    def _share_memory(self, left: int | None, right: int | None) -> None:
-        ledger = self._ledger
+    def _share_memory(self, left: SideAccount, right: SideAccount) -> None:
         num_tokens = float(self._limits.num_blocks * self._limits.block_size)
-        if left is None or right is None:
-            # A side with nothing left to start needs no share; what it still runs ends by itself.
-            shares = (num_tokens if left is not None else 0.0, num_tokens if right is not None else 0.0)
+        # A side with nothing left to start needs no share; what it still runs ends by itself.
+        if left.head is None or right.head is None:
+            capacity_left = num_tokens if left.head is not None else 0.0
+            capacity_right = num_tokens if right.head is not None else 0.0
         else:
-            shares = memory_split(num_tokens, ledger.density(left), ledger.density(right), self._rho)
-        for side, capacity, head in zip(Side, shares, (left, right), strict=True):
-            account = self._accounts[side]
-            account.capacity_tokens = capacity
-            if head is None or capacity <= 0:
-                account.set_rate(ledger.clock, 0.0)
-                continue
-            num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
-            num_output = ledger.output_tokens[head]
-            num_steady = max(1.0, capacity / (num_prompt + num_output / 2))
-            account.set_rate(ledger.clock, num_steady * num_prompt / num_output)
+            density = self._ledger.density
+            capacity_left, capacity_right = memory_split(
+                num_tokens, density[left.head], density[right.head], self._rho
+            )
+        self._set_share(left, capacity_left)
+        self._set_share(right, capacity_right)
+
+    def _set_share(self, account: SideAccount, capacity_tokens: float) -> None:
+        ledger, head = self._ledger, account.head
+        account.capacity_tokens = capacity_tokens
+        if head is None or capacity_tokens <= 0:
+            account.set_rate(ledger.clock, 0.0)
+            return
+        num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
+        num_output = ledger.output_tokens[head]
+        num_steady = max(1.0, capacity_tokens / (num_prompt + num_output / 2))
+        account.set_rate(ledger.clock, num_steady * num_prompt / num_output)
 
     def _emptier_first(self) -> tuple[Side, Side]:
         left = self._accounts[Side.LEFT].capacity_tokens
         right = self._accounts[Side.RIGHT].capacity_tokens
         # Cross-multiplied, so that a share of nothing divides nothing; it comes last.
-        if (
-            left > 0
-            and self._ledger.num_tokens[Side.LEFT] * right <= self._ledger.num_tokens[Side.RIGHT] * left
-        ):
+        tokens = self._ledger.num_tokens
+        if left > 0 and tokens[Side.LEFT] * right <= tokens[Side.RIGHT] * left:
             return Side.LEFT, Side.RIGHT
         return Side.RIGHT, Side.LEFT
 

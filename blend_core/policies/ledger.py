@@ -4,6 +4,7 @@ from collections import deque
 from enum import IntEnum
 
 from blend_core.errors import PlanError
+from blend_core.performance import compute_density
 from blend_core.plan import Plan
 from blend_core.policies.base import Side
 
@@ -37,8 +38,7 @@ class Ledger:
         "_num_fresh",
         "_num_growing",
         "clock",
-        "compute_s",
-        "memory_s",
+        "density",
         "num_kept_tokens",
         "num_prompt_tokens",
         "num_running",
@@ -61,8 +61,7 @@ class Ledger:
         self.num_prompt_tokens: list[int] = []
         self.num_shared_tokens: list[int] = []
         self.output_tokens: list[float] = []
-        self.compute_s: list[float] = []
-        self.memory_s: list[float] = []
+        self.density: list[float] = []
         self.phase: list[Phase] = []
         self.side: list[Side] = []
         self.num_kept_tokens: list[int] = []
@@ -86,18 +85,16 @@ class Ledger:
             plan.num_prompt_tokens.tolist(),
             plan.num_shared_tokens.tolist(),
             plan.estimated_output_tokens.tolist(),
-            plan.compute_s.tolist(),
-            plan.memory_s.tolist(),
+            compute_density(plan.compute_s, plan.memory_s).tolist(),
         )
-        for seq, prompt, shared, output, compute_s, memory_s in zip(*columns, strict=True):
+        for seq, prompt, shared, output, density in zip(*columns, strict=True):
             slot = self.slot_of.get(seq)
             if slot is None:
                 slot = self._add(seq)
             self.num_prompt_tokens[slot] = prompt
             self.num_shared_tokens[slot] = shared
             self.output_tokens[slot] = max(1.0, output)
-            self.compute_s[slot] = compute_s
-            self.memory_s[slot] = memory_s
+            self.density[slot] = density
             order.append(slot)
         if len(set(order)) != len(order):
             raise PlanError("A plan names a request twice; build the plan again.", revision=plan.revision)
@@ -110,8 +107,7 @@ class Ledger:
         self.num_prompt_tokens.append(0)
         self.num_shared_tokens.append(0)
         self.output_tokens.append(1.0)
-        self.compute_s.append(0.0)
-        self.memory_s.append(0.0)
+        self.density.append(0.0)
         self.phase.append(Phase.WAITING)
         self.side.append(Side.LEFT)
         self.num_kept_tokens.append(0)
@@ -120,10 +116,10 @@ class Ledger:
         self.num_waiting += 1
         return slot
 
-    def density(self, slot: int) -> float:
-        """`compute_s / memory_s` of one request, infinite where it reads no KV."""
-        memory_s = self.memory_s[slot]
-        return self.compute_s[slot] / memory_s if memory_s > 0 else float("inf")
+    def is_waiting(self, slot: int) -> bool:
+        """Whether the request is neither in flight nor finished."""
+        phase = self.phase[slot]
+        return phase is Phase.WAITING or phase is Phase.PREEMPTED
 
     def num_prefill_tokens(self, slot: int) -> int:
         """Tokens that must be in KV before the request decodes: its prompt and the output it kept."""
@@ -163,7 +159,7 @@ class Ledger:
     def advance(self, num_steps: int) -> None:
         """Lets every request that was decoding before this step grow by `num_steps` tokens."""
         self.clock += num_steps
-        for side in Side:
+        for side in (Side.LEFT, Side.RIGHT):
             self.num_tokens[side] += self._num_growing[side] * num_steps
             self._num_growing[side] += self._num_fresh[side]
             self._num_fresh[side] = 0
@@ -173,7 +169,7 @@ class Ledger:
         phase = self.phase[slot]
         if phase is Phase.FINISHED:
             return
-        if phase is Phase.WAITING or phase is Phase.PREEMPTED:
+        if self.is_waiting(slot):
             if phase is Phase.PREEMPTED:
                 self.preempted[self.side[slot]].remove(slot)
             self.num_waiting -= 1

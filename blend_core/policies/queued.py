@@ -62,8 +62,11 @@ class QueuedPolicy(AdmissionPolicy):
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, or left the queue."""
         slot = self._ledger.slot_of.get(seq)
-        if slot is not None:
-            self._ledger.finish(slot)
+        if slot is None:
+            return
+        was_waiting = self._ledger.is_waiting(slot)
+        self._ledger.finish(slot)
+        if was_waiting:
             self._settle()
 
     def preempted(self, seq: int) -> None:
