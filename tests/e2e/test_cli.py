@@ -1,0 +1,114 @@
+"""The command line against the real stack, each command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
+
+RUN_MAIN = "from flows.cli import main; main()"
+Blend = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
+    """Runs `blend ARGUMENTS` with the stack in its environment and Prefect down."""
+    variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+
+    def run(*arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_MAIN, *arguments],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def job_file(make_job: Any, tmp_path: Path) -> Path:
+    """A job of three chats, two bad lines and two rows."""
+    spec = make_job(num_chats=3, bad_lines=(b"{nope", b"[]"), num_rows=2)
+    path = tmp_path / "job.yaml"
+    path.write_text(spec.model_dump_json())
+    return path
+
+
+def test_a_job_runs_from_a_file_and_is_read_back_with_prefect_down(blend: Blend, job_file: Path) -> None:
+    ran = json.loads(blend("run", str(job_file), "--json").stdout)
+    assert (ran["status"], ran["total"], ran["succeeded"], ran["errored"]) == ("completed", 7, 5, 2)
+    job_id = ran["job_id"]
+
+    status = json.loads(blend("status", job_id, "--json").stdout)
+    assert status["pending"] == 0
+    assert status["succeeded"] == 5
+
+    lines = blend("results", job_id).stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 7
+    assert {row["status"] for row in rows} == {"succeeded", "errored"}
+    assert all(row["output_text"] is not None for row in rows if row["status"] == "succeeded")
+
+    errors = json.loads(blend("results", job_id, "--errors", "--json").stdout)["results"]
+    assert sorted(row["error_code"] for row in errors) == ["invalid_json", "not_an_object"]
+
+    csv_lines = blend("results", job_id, "--format", "csv", "--limit", "2").stdout.splitlines()
+    assert csv_lines[0].startswith("seq,custom_id")
+    assert "invalid_json" in blend("results", job_id, "--format", "table").stdout
+
+    report = json.loads(blend("report", job_id, "--json").stdout)
+    assert report["total"] == 7
+    assert report["what_if"]["device"] == "a100-80g"
+    assert report["num_batches"] == len(report["batches"]) > 0
+    assert "5 succeeded + 2 errored" in blend("report", job_id).stdout
+
+    assert job_id in blend("status").stdout
+    everything = json.loads(blend("status", "--json").stdout)
+    assert {entry["name"] for entry in everything["services"]} == {"postgres", "s3", "prefect", "serve"}
+
+    again = json.loads(blend("run", "--job-id", job_id, "--json").stdout)
+    assert again["succeeded"] == 5, "a job that has ended is left as it is"
+
+    cancelled = json.loads(blend("cancel", job_id, "--json").stdout)
+    assert cancelled["status"] == "completed", "an end state is never overwritten"
+
+
+def test_the_read_only_address_reads_and_nothing_else(blend: Blend) -> None:
+    blend("db", "upgrade")
+    url = json.loads(blend("db", "url", "--read-only", "--json").stdout)["database_url"]
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT count(*) FROM job_progress")
+        with pytest.raises(psycopg.Error):
+            connection.execute("DELETE FROM batch_job")
+
+
+def test_an_unknown_job_is_one_sentence(blend: Blend) -> None:
+    blend("db", "upgrade")
+    for command in ("results", "report", "cancel", "status"):
+        done = blend(command, "job_nowhere", status=1)
+        assert done.stdout == ""
+        assert "job_nowhere" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
+    done = blend("submit", str(job_file), status=1)
+    assert "blend up" in done.stderr
+
+
+def test_a_file_in_s3_is_validated_where_it_lies(blend: Blend, job_file: Path) -> None:
+    uri = json.loads(job_file.read_text())["s3"][0]
+    found = json.loads(blend("validate", uri, "--json").stdout)
+    assert (found["total"], found["invalid"]) == (5, 2)
