@@ -70,6 +70,13 @@ class TorchEngine:
         self._model = None
         self._last_run = None
 
+    @property
+    def num_referenced_blocks(self) -> int:
+        """KV blocks that requests of the latest run refer to; 0 once it is through."""
+        if self._last_run is None or self._model is None:
+            return 0
+        return self._model.info.limits.num_blocks - self._last_run.scheduler.num_free_blocks
+
     def check_integrity(self) -> None:
         """Raises `AssertionError` where the block accounting of the latest run does not add up."""
         if self._last_run is not None:

@@ -178,7 +178,7 @@ class Run:
         if window is not None:
             yield window
 
-    def _compute(self, step: ScheduledStep) -> tuple[list[Sequence], list[int]]:
+    def _compute(self, step: ScheduledStep) -> tuple[list[Sequence], list[int | None]]:
         """One forward pass; returns the requests that got a token, and the tokens."""
         decodes = [_rows(sequence, 1) for sequence in step.decodes]
         prefills = [_rows(sequence, num_tokens) for sequence, num_tokens in step.prefills]
@@ -192,7 +192,7 @@ class Run:
             return [], []
         return sampling, sample(logits, [sequence.sampled_row() for sequence in sampling])
 
-    def _settle(self, step: ScheduledStep, sampling: list[Sequence], tokens: list[int]) -> list[EngineEvent]:
+    def _settle(self, step: ScheduledStep, sampling: list[Sequence], tokens: list[int | None]) -> list[EngineEvent]:
         """Takes the tokens, tells the policy, and returns the events of the requests that ended."""
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.prefills]:
             sequence.num_computed_tokens += num_tokens
@@ -211,7 +211,11 @@ class Run:
                 ended.append(event)
         return ended
 
-    def _take(self, sequence: Sequence, token_id: int) -> EngineEvent | None:
+    def _take(self, sequence: Sequence, token_id: int | None) -> EngineEvent | None:
+        if token_id is None:
+            return self._failed(
+                sequence.seq, RequestErrorCode.ENGINE_FAILED, "The model's logits are no finite numbers."
+            )
         try:
             ending = sequence.take(token_id)
         except Exception as error:  # whatever its tokenizer raises is this request's fault alone

@@ -37,19 +37,30 @@ def derived_seed(run_seed: int, seq: int) -> int:
     return _hash64(run_seed, seq)
 
 
-def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
-    """Draws one token per row. May overwrite `logits` `(num_rows, vocab)`, float32."""
-    for index, row in enumerate(rows):
-        if row.banned_token_ids:
-            logits[index, list(row.banned_token_ids)] = float("-inf")
-    drawn = [index for index, row in enumerate(rows) if row.sampling.temperature >= _GREEDY_BELOW]
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
-    if drawn:
-        random_rows = [rows[index] for index in drawn]
-        random_logits = logits if len(drawn) == len(rows) else logits[drawn]
-        for index, token in zip(drawn, _draw(random_logits, random_rows), strict=True):
-            tokens[index] = token
-    return tokens
+def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
+    """Draws one token per row, None where a row's logits are no numbers. May overwrite `logits`.
+
+    Args:
+        logits: `(num_rows, vocab)` float32.
+        rows: how each row is sampled.
+    """
+    with torch.inference_mode():
+        for index, row in enumerate(rows):
+            if row.banned_token_ids:
+                logits[index, list(row.banned_token_ids)] = float("-inf")
+        best, best_ids = logits.max(dim=-1)
+        sound = torch.isfinite(best).tolist()
+        tokens: list[int | None] = best_ids.tolist()
+        drawn = [
+            index
+            for index, row in enumerate(rows)
+            if sound[index] and row.sampling.temperature >= _GREEDY_BELOW
+        ]
+        if drawn:
+            random_logits = logits if len(drawn) == len(rows) else logits[drawn]
+            for index, token in zip(drawn, _draw(random_logits, [rows[i] for i in drawn]), strict=True):
+                tokens[index] = token
+    return [token if ok else None for token, ok in zip(tokens, sound, strict=True)]
 
 
 def _draw(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:

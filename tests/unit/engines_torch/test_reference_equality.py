@@ -1,0 +1,60 @@
+"""Greedy tokens in float32 are those of the reference implementation on the same folder."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from blend_core.request import Request
+from tests.tiny_llama import make_tiny_llama
+from tests.unit.engines_torch.runs import random_requests, run
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CLOSE = 1e-4
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"model_type": "llama"},
+        {"model_type": "llama", "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3"},
+    ],
+    ids=["llama", "llama-3-rope-tied", "qwen2", "qwen3"],
+)
+def test_greedy_tokens_equal_the_reference(tmp_path: Path, model: dict[str, object]) -> None:
+    folder = make_tiny_llama(tmp_path / "model", tokenizer=True, **model)  # type: ignore[arg-type]
+    requests = random_requests(32)
+
+    outcome = run(folder, requests, num_blocks=600)
+
+    assert outcome.total("num_cached_tokens") > 1000, "the shared start was not reused"
+    assert any(window.num_prefill_tokens and window.num_decode_tokens for window in outcome.windows)
+    reference = _Reference(folder)
+    for one in requests:
+        reference.check(one, outcome.tokens[one.seq])
+
+
+class _Reference:
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    @torch.inference_mode()
+    def check(self, request: Request, tokens: tuple[int, ...]) -> None:
+        """Every token is the reference's best one after the same tokens, or its best two are nearly equal."""
+        prompt = request.prompt_token_ids.tolist()
+        logits = self._model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
+        best = logits.topk(2)
+        assert len(tokens) == request.sampling.max_tokens
+        for token, expected, values in zip(tokens, best.indices[:, 0].tolist(), best.values, strict=True):
+            assert token == expected or values[0] - values[1] < CLOSE
