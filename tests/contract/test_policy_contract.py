@@ -184,9 +184,10 @@ def test_a_request_larger_than_the_cache_fails_and_the_rest_runs(executor, polic
     assert len(endings(events)) == 6
 
 
-def test_windows_add_up_to_the_run(executor, policy_name, request):
-    if "fake" in request.node.callspec.id:
-        pytest.skip("the step-by-step engine makes no windows")
+@pytest.mark.parametrize(
+    "executor", [SimulatedDriver, TorchDriver], ids=["simulated", "torch"], indirect=True
+)
+def test_windows_add_up_to_the_run(executor, policy_name):
     job = random_job(seed=8)
     policy, events = run(executor, policy_name, job, TIGHT)
     windows = [event for event in events if isinstance(event, StepWindow)]
