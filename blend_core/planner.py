@@ -79,6 +79,23 @@ def build_plan(
         PlanError: there is nothing to plan.
     """
     tree = build_prefix_tree(requests, config.block_size)
+    return plan_tree(requests, tree, model, device, config, samples, revision)
+
+
+def plan_tree(
+    requests: PromptSet,
+    tree: PrefixTree,
+    model: ModelSpec,
+    device: DeviceProfile,
+    config: PlanConfig,
+    samples: Mapping[int, int] | None = None,
+    revision: int = 0,
+) -> Plan:
+    """Returns what `build_plan` does, from the requests' prefix tree at the configured block size.
+
+    Raises:
+        PlanError: there is nothing to plan.
+    """
     lengths = estimate_output_lengths(requests, tree, samples)
     if samples:
         finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))

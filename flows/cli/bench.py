@@ -120,3 +120,54 @@ def record(
         print_json({"rows_per_s": rows_per_s})
     else:
         print_line(f"{rows_per_s:,.0f} results/s")
+
+
+@group.command()
+def plan(
+    num_requests: Annotated[int, typer.Option("--requests", min=100, help="Requests to plan.")] = 400_000,
+    seed: Annotated[int, typer.Option(help="Of the made-up requests.")] = 0,
+    json: Json = False,
+) -> None:
+    """Measure how fast a job is planned, and in how much memory.
+
+    Requests of about 600 prompt tokens are made up, then read, and planned for dual scan in a fresh process.
+    Needs no services.
+
+    \b
+    Example:
+      blend bench plan --requests 100000 --json
+    """
+    from dataclasses import asdict
+
+    from flows.bench.plan import run_plan_bench
+
+    figures = run_plan_bench(num_requests, seed, tell)
+    if json:
+        print_json(asdict(figures))
+        return
+    print_table(
+        (
+            "requests",
+            "prompt tokens",
+            "load, s",
+            "build, s",
+            "transform, s",
+            "total, s",
+            "peak memory, MB",
+            "prefix sharing",
+            "of the best",
+        ),
+        [
+            (
+                figures.num_requests,
+                figures.num_prompt_tokens,
+                f"{figures.load_s:.2f}",
+                f"{figures.build_s:.2f}",
+                f"{figures.transform_s:.2f}",
+                f"{figures.total_s:.2f}",
+                figures.peak_rss_bytes / 1e6,
+                f"{figures.prefix_sharing:.1%}",
+                f"{figures.sharing_kept:.1%}",
+            )
+        ],
+    )
