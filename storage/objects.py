@@ -176,7 +176,7 @@ class ObjectStore:
             raise storage_error(error, self.uri(key)) from error
 
     def get_range(self, key: str, start: int, num_bytes: int) -> bytes:
-        """`num_bytes` from byte `start`, fewer at the object's end."""
+        """`num_bytes` from byte `start`; the object is at least that long."""
         span = f"bytes={start}-{start + num_bytes - 1}"
         try:
             response = self._client.get_object(Bucket=self._options.bucket, Key=key, Range=span)

@@ -8,6 +8,7 @@ from sqlalchemy.dialects.postgresql import insert
 from blend_core.errors import StorageError
 from blend_core.plan import Plan, PlanSummary
 from storage.database import Database
+from storage.ids import new_id
 from storage.objects import ObjectStore, split_uri
 from storage.schema import plan as plan_table
 
@@ -20,9 +21,9 @@ def save_plan(
     Raises:
         StorageError: the job has a plan of this revision already. Revisions are only added.
     """
-    # The run is in the name, so that two runs which make the same revision at once never share a file.
-    name = f"{plan.revision:05}" + (f"-{run_id}" if run_id else "")
-    entry = objects.put(f"jobs/{job_id}/plans/{name}.arrow", plan.to_arrow())
+    # A name of its own: a plan that is refused below must not have replaced the one that is there.
+    key = f"jobs/{job_id}/plans/{plan.revision:05}-{new_id('plan')}.arrow"
+    entry = objects.put(key, plan.to_arrow())
     statement = (
         insert(plan_table)
         .values(
@@ -34,14 +35,17 @@ def save_plan(
             **asdict(plan.summary),
         )
         .on_conflict_do_nothing()
+        .returning(plan_table.c.revision)
     )
     with db.connect() as connection:
-        if not connection.execute(statement).rowcount:
-            raise StorageError(
-                f"Job {job_id} has a plan of revision {plan.revision} already; plan with the next one.",
-                job_id=job_id,
-                revision=plan.revision,
-            )
+        is_new = connection.execute(statement).one_or_none() is not None
+    if not is_new:
+        objects.delete([key])
+        raise StorageError(
+            f"Job {job_id} has a plan of revision {plan.revision} already; plan with the next one.",
+            job_id=job_id,
+            revision=plan.revision,
+        )
     return entry.uri
 
 

@@ -1,0 +1,123 @@
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from blend_core.errors import (
+    ConfigurationError,
+    SourceError,
+    SourceUnavailableError,
+    StorageError,
+    StorageUnavailableError,
+)
+from storage.objects import ObjectStore, ObjectStoreOptions
+
+pytestmark = pytest.mark.s3
+
+
+def test_what_was_put_is_read_back_whole_and_in_parts(any_objects: ObjectStore, tmp_path: Path) -> None:
+    entry = any_objects.put("a/b.bin", b"0123456789")
+    assert (entry.uri, entry.size_bytes) == (any_objects.uri("a/b.bin"), 10)
+    assert any_objects.get("a/b.bin") == b"0123456789"
+    assert any_objects.get_range("a/b.bin", 3, 4) == b"3456"
+    assert any_objects.get_range("a/b.bin", 8, 2) == b"89"
+    any_objects.download("a/b.bin", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == b"0123456789"
+    assert any_objects.put("c", tmp_path / "copy").size_bytes == 10
+
+
+def test_a_listing_goes_beyond_a_thousand_keys_and_is_sorted(any_objects: ObjectStore) -> None:
+    names = [f"many/{number:05}.jsonl" for number in range(1_005)]
+    for name in reversed(names):
+        any_objects.put(name, b"x")
+    entries = any_objects.list(any_objects.uri("many/"))
+    assert [entry.uri for entry in entries] == [any_objects.uri(name) for name in names]
+    assert {entry.size_bytes for entry in entries} == {1}
+    any_objects.delete(any_objects.keys("many/"))
+    assert any_objects.keys("many/") == []
+
+
+def test_empty_objects_that_mark_a_folder_are_no_sources(moto_options: ObjectStoreOptions) -> None:
+    store = ObjectStore(moto_options)
+    store.ensure_bucket()
+    store.put("marked/", b"")
+    store.put("marked/a", b"x")
+    assert [entry.uri for entry in store.list(store.uri("marked/"))] == [store.uri("marked/a")]
+
+
+def test_an_exact_key_wins_over_longer_ones(any_objects: ObjectStore) -> None:
+    for key in ("day", "day-2", "days/x"):
+        any_objects.put(key, b"x")
+    assert [entry.uri for entry in any_objects.list(any_objects.uri("day"))] == [any_objects.uri("day")]
+    assert len(any_objects.list(any_objects.uri("da"))) == 3
+
+
+def test_lines_of_plain_and_gzip_objects_are_numbered_from_one(any_objects: ObjectStore) -> None:
+    text = b"first\n\nthird\r\nlast"
+    for key, data in (("plain", text), ("packed", gzip.compress(text))):
+        any_objects.put(key, data)
+        (entry,) = any_objects.list(any_objects.uri(key))
+        lines = list(any_objects.iter_lines(entry, max_line_bytes=100))
+        assert lines == [(1, b"first"), (2, b""), (3, b"third\r"), (4, b"last")]
+        assert list(any_objects.iter_lines(entry.uri, max_line_bytes=100, start_line=2)) == lines[2:]
+
+
+def test_an_object_that_was_replaced_after_the_listing_is_refused(any_objects: ObjectStore) -> None:
+    any_objects.put("k", b"old\n")
+    (entry,) = any_objects.list(any_objects.uri("k"))
+    any_objects.put("k", b"new\n")
+    with pytest.raises(SourceError, match="changed while it was read"):
+        list(any_objects.iter_lines(entry, max_line_bytes=100))
+
+
+def test_an_upload_of_several_parts_is_whole(any_objects: ObjectStore) -> None:
+    piece = os.urandom(1 << 20)
+    with any_objects.uploader("big") as upload:
+        for _ in range(35):
+            upload.write(piece)
+    assert upload.num_bytes == 35 << 20
+    assert any_objects.get("big") == piece * 35
+
+
+def test_an_upload_that_fails_leaves_nothing(any_objects: ObjectStore) -> None:
+    for num_pieces in (1, 20):
+        upload = any_objects.uploader("half")
+        for _ in range(num_pieces):
+            upload.write(bytes(1 << 20))
+        upload.__exit__(RuntimeError, RuntimeError("stop"), None)
+        assert any_objects.keys("half") == []
+
+
+def test_missing_things_are_named(any_objects: ObjectStore) -> None:
+    with pytest.raises(SourceError, match="no object at or under"):
+        any_objects.list(any_objects.uri("nothing/"))
+    with pytest.raises(SourceError, match="bucket of s3://no-such-bucket/x does not exist"):
+        any_objects.list("s3://no-such-bucket/x")
+    with pytest.raises(SourceError, match="There is no object"):
+        list(any_objects.iter_lines(any_objects.uri("nothing"), max_line_bytes=10))
+    with pytest.raises(StorageError, match="There is no object"):
+        any_objects.get("nothing")
+    with pytest.raises(SourceError, match="write s3://bucket/key"):
+        any_objects.list("file:///etc/passwd")
+
+
+def test_wrong_credentials_are_told_without_the_secret(object_store_options: ObjectStoreOptions) -> None:
+    store = ObjectStore(replace(object_store_options, secret_key="not-the-secret"))
+    with pytest.raises(SourceError, match="BLEND_OBJECT_STORE__SECRET_KEY") as caught:
+        store.list(store.uri("x"))
+    assert "not-the-secret" not in str(caught.value)
+    assert "not-the-secret" not in repr(replace(object_store_options, secret_key="not-the-secret"))
+
+
+def test_an_endpoint_that_is_not_there_may_be_tried_again(
+    object_store_options: ObjectStoreOptions, closed_port: int
+) -> None:
+    store = ObjectStore(replace(object_store_options, endpoint_url=f"http://127.0.0.1:{closed_port}"))
+    with pytest.raises(SourceUnavailableError, match="did not answer"):
+        store.list(store.uri("x"))
+    with pytest.raises(StorageUnavailableError, match="did not answer"):
+        store.get("x")
+    with pytest.raises(ConfigurationError, match="no URL"):
+        ObjectStore(replace(object_store_options, endpoint_url="localhost"))

@@ -1,0 +1,141 @@
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from blend_core.engines.base import RequestFailed, RequestFinished
+from blend_core.errors import StorageError
+from blend_core.plan import Plan, PlanSummary, frozen
+from storage.database import Database
+from storage.exporting import export_job
+from storage.jobs import JobStatus, close_pending, get_job, set_job_status
+from storage.objects import ObjectStore
+from storage.plans import load_plan, load_plan_summary, next_revision, save_plan
+from storage.recorder import Recorder
+from storage.runs import Run
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3]
+
+
+def plan_of(revision: int) -> Plan:
+    summary = PlanSummary("tiny", "cpu", 4, 2, 20, 8.0, 1.0, 0.5, 2.0, 0.5, 0.4, 1.0, None)
+    return Plan(
+        revision=revision,
+        policy="fcfs",
+        summary=summary,
+        seq=frozen(np.array([1, 0], dtype=np.int64)),
+        num_prompt_tokens=frozen(np.array([10, 10], dtype=np.int32)),
+        num_shared_tokens=frozen(np.array([0, 4], dtype=np.int32)),
+        max_tokens=frozen(np.array([20, 20], dtype=np.int32)),
+        estimated_output_tokens=frozen(np.array([4.0, 4.0])),
+        estimated_output_tokens_sq=frozen(np.array([20.0, 20.0])),
+        compute_s=frozen(np.array([0.5, 0.5])),
+        memory_s=frozen(np.array([0.25, 0.25])),
+        lead=frozen(np.array([False, True])),
+        progress=frozen(np.array([0.0, 1.0])),
+        planned_density=frozen(np.array([2.0, 1.0])),
+    )
+
+
+def test_revisions_are_added_and_the_newest_is_read(
+    db: Database, objects: ObjectStore, make_job: Callable[..., str], take_job: Callable[[str], Run]
+) -> None:
+    job_id = make_job()
+    assert next_revision(db, job_id) == 0
+    with pytest.raises(StorageError, match="has no plan"):
+        load_plan(db, objects, job_id)
+    assert load_plan_summary(db, job_id) is None
+    save_plan(db, objects, job_id, plan_of(0))
+    save_plan(db, objects, job_id, plan_of(1), run_id=take_job(job_id).run_id)
+    assert next_revision(db, job_id) == 2
+    assert load_plan(db, objects, job_id).revision == 1
+    first = load_plan(db, objects, job_id, revision=0)
+    assert (first.seq.tolist(), first.summary) == ([1, 0], plan_of(0).summary)
+    assert load_plan_summary(db, job_id) == plan_of(0).summary
+    with pytest.raises(StorageError, match="revision 1 already"):
+        save_plan(db, objects, job_id, plan_of(1))
+    assert len(objects.keys(f"jobs/{job_id}/plans/")) == 2
+
+
+def lines(objects: ObjectStore, uri: str | None) -> list[dict[str, object]]:
+    assert uri is not None
+    return [json.loads(line) for _, line in objects.iter_lines(uri, max_line_bytes=1 << 20)]
+
+
+def test_answers_and_errors_are_exported_in_openai_batch_format(
+    db: Database,
+    objects: ObjectStore,
+    make_job: Callable[..., str],
+    take_job: Callable[[str], Run],
+    answer: Callable[..., RequestFinished],
+    failure: Callable[[int], RequestFailed],
+) -> None:
+    job_id = make_job(num_valid=4, num_bad=1)
+    with Recorder(db, objects, take_job(job_id)) as recorder:
+        recorder.finished(answer(0))
+        recorder.failed(failure(1))
+        recorder.finished(replace(answer(2), finish_reason="length"))
+    with pytest.raises(StorageError, match="1 requests without a result"):
+        export_job(db, objects, job_id)
+    close_pending(db, job_id, JobStatus.EXPIRED)
+    exported = export_job(db, objects, job_id)
+    assert (exported.num_output, exported.num_error) == (2, 3)
+    output = lines(objects, exported.output_uri)
+    assert output[0] == {
+        "id": f"batch_req_{job_id}-0",
+        "custom_id": "id-0",
+        "response": {
+            "status_code": 200,
+            "request_id": f"{job_id}-0",
+            "body": {
+                "id": f"chatcmpl-{job_id}-0",
+                "object": "chat.completion",
+                "created": 1_700_000_001,
+                "model": "tiny",
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "stop",
+                        "logprobs": None,
+                        "message": {"role": "assistant", "content": "Paris.", "refusal": None},
+                    }
+                ],
+                "usage": {
+                    "prompt_tokens": 10,
+                    "completion_tokens": 3,
+                    "total_tokens": 13,
+                    "prompt_tokens_details": {"cached_tokens": 4},
+                },
+            },
+        },
+        "error": None,
+    }
+    errors = lines(objects, exported.error_uri)
+    assert [(line["custom_id"], line["error"]["code"], line["error"]["line"]) for line in errors] == [  # type: ignore[index]
+        ("id-1", "timed_out", 2),
+        ("id-3", "batch_expired", 4),
+        (None, "invalid_json", 5),
+    ]
+    job = get_job(db, job_id)
+    assert (job.output_uri, job.error_uri) == (exported.output_uri, exported.error_uri)
+    assert set_job_status(db, job_id, JobStatus.EXPIRED).num_succeeded == 2
+
+
+def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(
+    db: Database,
+    objects: ObjectStore,
+    make_job: Callable[..., str],
+    take_job: Callable[[str], Run],
+    answer: Callable[..., RequestFinished],
+) -> None:
+    job_id = make_job(num_valid=1)
+    with Recorder(db, objects, take_job(job_id)) as recorder:
+        recorder.finished(answer(0))
+    first = export_job(db, objects, job_id)
+    content = objects.get(f"jobs/{job_id}/output.jsonl")
+    assert first.error_uri is None
+    assert export_job(db, objects, job_id) == first
+    assert objects.get(f"jobs/{job_id}/output.jsonl") == content
+    assert objects.keys(f"jobs/{job_id}/errors") == []

@@ -1,0 +1,88 @@
+from datetime import date
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from blend_core.errors import SourceError, SourceUnavailableError
+from storage.sql_source import stream_rows
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(scope="module")
+def source_url(postgres_url: str) -> str:
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(
+            "CREATE TABLE review AS SELECT n AS id, 'text ' || n AS body FROM generate_series(1, 5000) n"
+        )
+        connection.execute(
+            "CREATE FUNCTION sneaky() RETURNS integer LANGUAGE sql AS 'DELETE FROM review RETURNING 1'"
+        )
+    return postgres_url
+
+
+def num_rows(url: str) -> int:
+    return sum(1 for _ in stream_rows(url, "SELECT id FROM review"))
+
+
+def test_rows_are_streamed_in_the_order_of_the_query(source_url: str) -> None:
+    rows = list(stream_rows(source_url, "SELECT id, body FROM review ORDER BY id DESC", fetch_size=100))
+    assert len(rows) == 5_000
+    assert rows[0] == {"id": 5_000, "body": "text 5000"}
+    first = next(stream_rows(source_url, "SELECT count(*) AS n FROM review WHERE body LIKE 'text 1%'"))
+    assert first["n"] == 1_111
+
+
+def test_parameters_are_bound_and_not_pasted(source_url: str) -> None:
+    query = "SELECT %(logical_date)s::date AS day, %(evil)s AS text"
+    rows = list(
+        stream_rows(source_url, query, {"logical_date": date(2026, 3, 1), "evil": "'; DROP TABLE review"})
+    )
+    assert rows == [{"day": date(2026, 3, 1), "text": "'; DROP TABLE review"}]
+    assert num_rows(source_url) == 5_000
+
+
+@pytest.mark.parametrize("query", [
+    "DELETE FROM review",
+    "INSERT INTO review VALUES (1, 'x') RETURNING id",
+    "WITH gone AS (DELETE FROM review RETURNING id) SELECT * FROM gone",
+    "SELECT 1; DELETE FROM review",
+    "SELECT 1; COMMIT; DELETE FROM review",
+    "SELECT sneaky()",
+    "SELECT set_config('transaction_read_only', 'off', false), sneaky()",
+    "DROP TABLE review",
+    "",
+])  # fmt: skip
+def test_a_query_that_does_more_than_read_is_refused_by_the_server(source_url: str, query: str) -> None:
+    with pytest.raises(SourceError):
+        list(stream_rows(source_url, query))
+    assert num_rows(source_url) == 5_000
+
+
+@pytest.mark.parametrize(("query", "reason"), [
+    ("SELECT nothing FROM review", 'column "nothing" does not exist'),
+    ("SELECT * FROM nowhere", 'relation "nowhere" does not exist'),
+    ("SELECT 1 / (id - 3) FROM review", "division by zero"),
+    ("SELECT id, body AS id FROM review", "the column id twice"),
+])  # fmt: skip
+def test_a_wrong_query_is_refused_with_the_servers_own_reason(
+    source_url: str, query: str, reason: str
+) -> None:
+    with pytest.raises(SourceError, match=reason) as caught:
+        list(stream_rows(source_url, query))
+    assert not caught.value.retryable
+
+
+def test_a_server_that_is_not_there_may_be_tried_again(closed_port: int) -> None:
+    with pytest.raises(SourceUnavailableError) as caught:
+        list(stream_rows(f"postgresql://me:secret@127.0.0.1:{closed_port}/x", "SELECT 1"))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_wrong_password_is_told_without_it(source_url: str) -> None:
+    parts = urlsplit(source_url)
+    url = parts._replace(netloc=f"{parts.username}:secret@{parts.hostname}:{parts.port}").geturl()
+    with pytest.raises(SourceError, match="user or password") as caught:
+        list(stream_rows(url, "SELECT 1"))
+    assert "secret" not in str(caught.value)
