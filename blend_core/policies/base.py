@@ -152,7 +152,7 @@ class AdmissionPolicy(ABC):
         """The request ended, well or not, with that many output tokens.
 
         Also legal for a waiting request (cancelled, expired or refused before it started): it leaves the
-        queue.
+        queue. Without effect for one that has ended already.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from hypothesis import strategies as st
 
 from blend_core.plan import Plan, PlanSummary
 from blend_core.request import Request, RequestArrays, SamplingParams
@@ -126,3 +127,16 @@ class ListSource:
     def withdrawn(self):
         self._num_polls += 1
         return self._withdrawals.pop(self._num_polls, ())
+
+
+# Few distinct tokens and short prompts, so that prefixes, whole prompts and prompts of whole blocks collide.
+prompts = st.lists(st.lists(st.integers(3, 4), min_size=1, max_size=14), min_size=1, max_size=14)
+
+
+@st.composite
+def jobs(draw):
+    drawn = draw(prompts)
+    lengths = draw(st.lists(st.integers(1, 20), min_size=len(drawn), max_size=len(drawn)))
+    factors = draw(st.lists(st.floats(0.2, 4.0), min_size=len(drawn), max_size=len(drawn)))
+    estimates = [max(1.0, length * factor) for length, factor in zip(lengths, factors, strict=True)]
+    return Job(drawn, lengths, estimates, block_size=4)

@@ -90,7 +90,12 @@ class CheckedPolicy(AdmissionPolicy):
         self._inner.advanced(num_steps)
 
     def finished(self, seq, num_output_tokens):
-        assert seq not in self._ended, "finished twice"
+        if seq in self._ended:
+            # Withdrawn when it had ended already: that changes nothing.
+            before = self._inner.num_waiting
+            self._inner.finished(seq, num_output_tokens)
+            assert self._inner.num_waiting == before
+            return
         self._ended.add(seq)
         self._waiting.discard(seq)
         for phase in (self._preempted, self._prefilling, self._decoding):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cases import DEVICE, MODEL, Job, ListSource
+from cases import DEVICE, MODEL, ListSource, jobs
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,18 +22,6 @@ COUNTS = (
     "num_preempted",
     "num_finished",
 )
-
-# Few distinct tokens and short prompts, so that prefixes, whole prompts and prompts of whole blocks collide.
-prompts = st.lists(st.lists(st.integers(3, 4), min_size=1, max_size=14), min_size=1, max_size=14)
-
-
-@st.composite
-def jobs(draw):
-    drawn = draw(prompts)
-    lengths = draw(st.lists(st.integers(1, 20), min_size=len(drawn), max_size=len(drawn)))
-    factors = draw(st.lists(st.floats(0.2, 4.0), min_size=len(drawn), max_size=len(drawn)))
-    estimates = [max(1.0, length * factor) for length, factor in zip(lengths, factors, strict=True)]
-    return Job(drawn, lengths, estimates, block_size=4)
 
 
 @pytest.mark.parametrize("policy_name", POLICY_NAMES)
