@@ -35,11 +35,11 @@ def line(custom_id: Any, content: str = "Hi", **fields: Any) -> str:
 class Job:
     """A job whose sources can be ingested, and what the database and the shards then hold."""
 
-    def __init__(self, database: Database, objects: ObjectStore, model_folder: Path, **sources: Any) -> None:
-        self.database, self.objects = database, objects
+    def __init__(self, db: Database, objects: ObjectStore, model_folder: Path, **sources: Any) -> None:
+        self.database, self.objects = db, objects
         self.spec = BatchJobSpec(**sources)
         self.tokenizer = Tokenizer(model_folder)
-        self.job_id = create_job(database, name="t", model="tiny", spec=self.spec.model_dump(mode="json"))
+        self.job_id = create_job(db, name="t", model="tiny", spec=self.spec.model_dump(mode="json"))
 
     def batches(self) -> Iterator[list[SourceItem]]:
         urls = {"platform": self.database.url}
@@ -83,9 +83,9 @@ MIXED = "\r\n".join(
 
 
 @pytest.fixture
-def mixed_job(database: Database, objects: ObjectStore, model_folder: Path) -> Job:
+def mixed_job(db: Database, objects: ObjectStore, model_folder: Path) -> Job:
     objects.put("in/mixed.jsonl", MIXED.encode())
-    return Job(database, objects, model_folder, s3=[objects.uri("in/mixed.jsonl")])
+    return Job(db, objects, model_folder, s3=[objects.uri("in/mixed.jsonl")])
 
 
 def test_every_line_is_a_request_or_an_error_row(mixed_job: Job) -> None:
@@ -132,9 +132,9 @@ def test_an_ingest_that_broke_off_is_done_anew(mixed_job: Job) -> None:
 
 
 def test_objects_of_a_prefix_and_rows_of_a_query_follow_one_another(
-    database: Database, objects: ObjectStore, model_folder: Path
+    db: Database, objects: ObjectStore, model_folder: Path
 ) -> None:
-    with database.connect() as connection:
+    with db.connect() as connection:
         connection.execute(sa.text("CREATE TABLE ticket (id int, body text, price numeric)"))
         connection.execute(
             sa.text(
@@ -149,7 +149,7 @@ def test_objects_of_a_prefix_and_rows_of_a_query_follow_one_another(
         system="Label it.",
         max_tokens=5,
     )
-    job = Job(database, objects, model_folder, s3=[objects.uri("prefix/")], sql=[source])
+    job = Job(db, objects, model_folder, s3=[objects.uri("prefix/")], sql=[source])
     job.ingest()
     rows = job.rows()
     assert [(row.source_uri.rsplit("/", 1)[-1], row.source_line, row.custom_id) for row in rows] == [
@@ -163,20 +163,20 @@ def test_objects_of_a_prefix_and_rows_of_a_query_follow_one_another(
     assert rows[4].prompt_excerpt == "ok costs nothing"
 
 
-def test_a_job_may_fail_at_a_duplicate(database: Database, objects: ObjectStore, model_folder: Path) -> None:
+def test_a_job_may_fail_at_a_duplicate(db: Database, objects: ObjectStore, model_folder: Path) -> None:
     objects.put("in/twice.jsonl", f"{line('a')}\n{line('a')}\n".encode())
     options = {"on_duplicate": "job"}
-    job = Job(database, objects, model_folder, s3=[objects.uri("in/twice.jsonl")], options=options)
+    job = Job(db, objects, model_folder, s3=[objects.uri("in/twice.jsonl")], options=options)
     with pytest.raises(SourceError, match="'a' was used before, by line 1"):
         job.ingest()
 
 
 def test_what_is_wrong_with_a_source_is_said_before_reading(
-    database: Database, objects: ObjectStore, model_folder: Path
+    db: Database, objects: ObjectStore, model_folder: Path
 ) -> None:
     def check(match: str, kind: type[Exception], **sources: Any) -> None:
         with pytest.raises(kind, match=match):
-            Job(database, objects, model_folder, **sources).batches()
+            Job(db, objects, model_folder, **sources).batches()
 
     check("no object", SourceError, s3=[objects.uri("in/absent.jsonl")])
     check(
@@ -188,14 +188,14 @@ def test_what_is_wrong_with_a_source_is_said_before_reading(
 
 
 def test_an_overlong_line_is_read_past_and_the_rest_goes_on(
-    database: Database, objects: ObjectStore, model_folder: Path
+    db: Database, objects: ObjectStore, model_folder: Path
 ) -> None:
     with objects.uploader("in/long.jsonl") as upload:
         upload.write(line("a").encode() + b"\n")
         for _ in range(9):
             upload.write(b"x" * (1 << 20))
         upload.write(b"\n" + line("b").encode())
-    job = Job(database, objects, model_folder, s3=[objects.uri("in/long.jsonl")])
+    job = Job(db, objects, model_folder, s3=[objects.uri("in/long.jsonl")])
     job.ingest()
     assert [(row.custom_id, row.error_code) for row in job.rows()] == [
         ("a", None), (None, "line_too_long"), ("b", None),

@@ -7,23 +7,26 @@ import pytest
 from flows.bench.ingest import run_ingest_bench
 from flows.settings import Settings
 from flows.wiring import Endpoints, Wiring
-from infra.state import StackState
+from storage.objects import ObjectStoreOptions
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 
 def test_figures_are_those_of_the_lines(
-    ingest_stack: StackState, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    object_store_options: ObjectStoreOptions,
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wiring = Wiring.from_settings(
         Settings(home=tmp_path),
         Endpoints(
-            database_url=ingest_stack.database_url,
-            s3_endpoint_url=ingest_stack.s3_endpoint_url,
-            s3_bucket=ingest_stack.s3_bucket,
-            s3_access_key=ingest_stack.s3_access_key,
-            s3_secret_key=ingest_stack.s3_secret_key,
-            s3_region=ingest_stack.s3_region,
+            database_url="postgresql://127.0.0.1:9/none",
+            s3_endpoint_url=object_store_options.endpoint_url,
+            s3_bucket=object_store_options.bucket,
+            s3_access_key=object_store_options.access_key,
+            s3_secret_key=object_store_options.secret_key,
+            s3_region=object_store_options.region,
         ),
     )
     monkeypatch.setattr("flows.bench.ingest.MODEL", str(model_folder))

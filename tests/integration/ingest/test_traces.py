@@ -61,16 +61,16 @@ def test_no_file_is_left_out(files: list[Path]) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_file_reconciles(
-    name: str, files: list[Path], database: Database, objects: ObjectStore, model_folder: Path
+    name: str, files: list[Path], db: Database, objects: ObjectStore, model_folder: Path
 ) -> None:
     data = (TRACES / name).read_bytes()
     entry = objects.put(f"traces/{name}", data)
-    job_id = create_job(database, name=name, model="tiny", spec={})
+    job_id = create_job(db, name=name, model="tiny", spec={})
     spec = BatchJobSpec(s3=[entry.uri])
     counts = ingest(
         read_sources(spec, objects, {}, ParseOptions("tiny")),
         Tokenizer(model_folder),
-        RequestWriter(database, job_id),
+        RequestWriter(db, job_id),
         RequestShardWriter(objects, job_id),
         max_model_len=100_000,
     )
@@ -82,7 +82,7 @@ def test_a_file_reconciles(
         .where(request.c.job_id == job_id)
         .order_by(request.c.seq)
     )
-    with database.connect() as connection:
+    with db.connect() as connection:
         rows = list(connection.execute(query))
     assert [row.seq for row in rows] == list(range(len(numbers)))
     assert [row.source_line for row in rows] == numbers
