@@ -1,9 +1,9 @@
 """An engine in a process of its own, in a process group of its own, that ends with its parent.
 
-`EngineProcess` is an `Engine` around any other one. The child is a fresh interpreter (nothing of the parent's main
-module runs in it), so it may be started from any thread of any program. A thread in the parent serves the child: it
-answers from the `RequestSource` and queues events, at most a few hundred, so that a slow reader slows the engine down
-instead of filling memory.
+`EngineProcess` is an `Engine` around any other one. The child is a fresh interpreter (nothing of the parent's
+main module runs in it), so it may be started from any thread of any program. A thread in the parent serves
+the child: it answers from the `RequestSource` and queues events, at most a few hundred, so that a slow
+reader slows the engine down instead of filling memory.
 """
 
 import os
@@ -45,8 +45,8 @@ EngineFactory = Callable[[], Engine]
 class EngineProcess:
     """Runs the engine that a factory makes in a child process.
 
-    `open`, `run` and `close` may be called from any thread, one at a time; the source is asked from another thread
-    than the one that reads the events.
+    `open`, `run` and `close` may be called from any thread, one at a time; the source is asked from another
+    thread than the one that reads the events.
     """
 
     def __init__(self, make_engine: EngineFactory) -> None:
@@ -91,7 +91,7 @@ class EngineProcess:
         return self._info
 
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
-        """Runs everything in the source; see `Engine.run`. A run that is given up half-way closes the engine."""
+        """Runs everything in the source; see `Engine.run`. Giving a run up half-way closes the engine."""
         if self._child is None:
             raise EngineError("The engine is not open; call open() before run().")
         return self._events(self._child, source)
@@ -124,11 +124,11 @@ class _Child:
     def __init__(self, pickled_factory: bytes) -> None:
         ours, theirs = socket.socketpair()
         lifeline_read, self._lifeline = os.pipe()
+        command = [sys.executable, "-P", "-m", "blend_core.engines.process_child"]
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "blend_core.engines.process_child"]
-                    + [str(theirs.fileno()), str(lifeline_read)],
+                self._process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+                    [*command, str(theirs.fileno()), str(lifeline_read)],
                     stdin=subprocess.DEVNULL,
                     # The parent's results go to standard output, so nothing of the child's may.
                     stdout=2,
@@ -226,8 +226,9 @@ class _Child:
 
 
 def _child_environment() -> dict[str, str]:
-    """The parent's, with its import path. Idle compute threads sleep rather than spin, unless it says otherwise:
-    on a machine that does other work too, spinning threads starve one another to a fraction of the speed.
+    """The parent's, with its import path. Idle compute threads sleep rather than spin, unless it says so.
+
+    On a machine that does other work too, spinning threads starve one another to a fraction of the speed.
     """
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}

@@ -55,8 +55,9 @@ def main(channel_fd: int, lifeline_fd: int) -> None:
 def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
     """Waits for the parent's end, then kills this process group.
 
-    The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The kernel's
-    parent-death signal is of no use: it is tied to the thread that started the process, and spares grandchildren.
+    The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The
+    kernel's parent-death signal is no substitute: it is tied to the thread that started the process, and it
+    would end this process before it can end its own children.
     """
     while os.getppid() == parent_pid:
         readable, _, _ = select.select([lifeline_fd], [], [], _PARENT_POLL_S)

@@ -10,9 +10,9 @@ from blend_core.policies.base import Side
 class StepMeter:
     """Counts a step between `schedule` and its end.
 
-    A prompt that is computed again after a preemption ends in a token that no step had computed: it counts as the
-    decode token that it would have been. So over a run `prefill - recomputed + cached` is the prompt tokens, and decode
-    tokens are the output tokens less one for each answer.
+    A prompt that is computed again after a preemption ends in a token that no step had computed: it counts as
+    the decode token that it would have been. So over a run `prefill - recomputed + cached` is the prompt
+    tokens, and decode tokens are the output tokens less one for each answer.
     """
 
     __slots__ = ("_record",)

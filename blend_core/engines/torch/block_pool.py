@@ -92,7 +92,7 @@ class BlockPool:
             self._hash_of_block[block] = name
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drops a reference to each block, the last one first: the start of a prompt is evicted after its end."""
+        """Drops a reference to each block, last one first: a prompt's end is evicted before its start."""
         for block in reversed(blocks):
             self._num_references[block] -= 1
             if not self._num_references[block]:

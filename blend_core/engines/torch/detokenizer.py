@@ -34,8 +34,8 @@ class Detokenizer:
 class StopMatcher:
     """Watches one answer grow and finds the first stop string in its text.
 
-    Text is decoded from a few tokens back and kept only when it ends in a whole character, so a stop string is found
-    wherever token borders fall, and each token costs the same however long the answer is.
+    Text is decoded from a few tokens back and kept only when it ends in a whole character, so a stop string
+    is found wherever token borders fall, and each token costs the same however long the answer is.
     """
 
     __slots__ = ("_detokenizer", "_num_emitted", "_num_read", "_stop", "_text", "_token_ids")

@@ -20,6 +20,7 @@ from blend_core.engines.torch.sequence import AnswerRules
 from blend_core.engines.torch.weights import load_weights
 from blend_core.errors import ConfigurationError, EngineError, EngineStartError
 from blend_core.policies.base import EngineLimits
+from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
 
 
@@ -86,6 +87,10 @@ class TorchEngine:
         options = self._options
         folder = Path(options.model_folder)
         config = load_model_config(folder)
+        if options.policy not in POLICY_NAMES:
+            raise ConfigurationError(
+                f"There is no policy {options.policy!r}; choose one of {', '.join(POLICY_NAMES)}."
+            )
         if options.num_threads is not None:
             torch.set_num_threads(options.num_threads)
         try:

@@ -7,7 +7,7 @@ from blend_core.engines.torch.model_config import ModelConfig
 
 
 class LayerCache:
-    """Keys and values of one layer, head-major, so that a gathered context feeds a batched product as it lies."""
+    """Keys and values of one layer, head-major: a gathered context feeds a batched product as it lies."""
 
     __slots__ = ("keys", "values")
 

@@ -21,7 +21,8 @@ class RopeConfig:
 
     Attributes:
         theta: base of the frequencies.
-        llama3: None for plain; else (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings).
+        llama3: None for plain; else (factor, low_freq_factor, high_freq_factor,
+            original_max_position_embeddings).
     """
 
     theta: float
@@ -75,8 +76,8 @@ def load_model_config(folder: Path) -> ModelConfig:
     """Reads and checks `config.json` (and `generation_config.json` for the end-of-sequence tokens).
 
     Raises:
-        ConfigurationError: the file is missing or unreadable, or the model needs what this engine does not compute;
-            the message names it.
+        ConfigurationError: the file is missing or unreadable, or the model needs what this engine does not
+            compute; the message names it.
     """
     raw = _read_json(folder / "config.json")
     if raw is None:
@@ -138,8 +139,8 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
     if quantization:
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else "unknown"
         raise ConfigurationError(
-            f"The model is quantised ({method}); the torch engine runs bfloat16 and float32 weights, so give the "
-            "model's unquantised folder."
+            f"The model is quantised ({method}); the torch engine runs bfloat16 and float32 weights, so give "
+            "the model's unquantised folder."
         )
     if raw.get("hidden_act", "silu") != "silu":
         raise ConfigurationError(

@@ -1,8 +1,8 @@
 """The forward pass as a list of operators, decode attention apart.
 
-An operator reads and writes the `StepState` of the rows it is run on, and says on which lane it belongs: the compute
-lane (matrix products, prefill attention) or the memory lane (decode attention). Operators of one state run in list
-order; an executor may run those of two states beside one another.
+An operator reads and writes the `StepState` of the rows it is run on, and says on which lane it belongs: the
+compute lane (matrix products, prefill attention) or the memory lane (decode attention). Operators of one
+state run in list order; an executor may run those of two states beside one another.
 """
 
 from collections.abc import Sequence

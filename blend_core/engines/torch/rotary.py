@@ -35,7 +35,7 @@ class RotaryTable:
         angles = torch.outer(positions, rotary_frequencies(rope, head_size))
         angles = torch.cat((angles, angles), dim=-1)
         self._cos = angles.cos().to(device=device, dtype=dtype)
-        # The first half's sine enters with a minus sign: with it here, rotating is one product of swapped halves.
+        # The first half's sine enters with a minus sign: with it here, rotating needs no negation.
         sign = torch.ones(head_size)
         sign[: head_size // 2] = -1
         self._sin = (angles.sin() * sign).to(device=device, dtype=dtype)

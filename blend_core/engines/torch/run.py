@@ -167,8 +167,8 @@ class Run:
         step = self._scheduler.schedule()
         if not step.decodes and not step.prefills:
             raise EngineError(
-                f"Policy {self._model.policy} admits none of {self._policy.num_waiting} waiting requests although "
-                "nothing runs; choose another policy and report this."
+                f"Policy {self._model.policy} admits none of {self._policy.num_waiting} waiting requests "
+                "although nothing runs; choose another policy and report this."
             )
         meter = StepMeter(self._scheduler, step, started_at)
         sampling, tokens = self._compute(step)
@@ -192,7 +192,9 @@ class Run:
             return [], []
         return sampling, sample(logits, [sequence.sampled_row() for sequence in sampling])
 
-    def _settle(self, step: ScheduledStep, sampling: list[Sequence], tokens: list[int | None]) -> list[EngineEvent]:
+    def _settle(
+        self, step: ScheduledStep, sampling: list[Sequence], tokens: list[int | None]
+    ) -> list[EngineEvent]:
         """Takes the tokens, tells the policy, and returns the events of the requests that ended."""
         for sequence, num_tokens in [*((sequence, 1) for sequence in step.decodes), *step.prefills]:
             sequence.num_computed_tokens += num_tokens

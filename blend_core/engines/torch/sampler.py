@@ -1,4 +1,4 @@
-"""From logits to tokens. Every draw depends on the request's seed and position alone, never on its neighbours."""
+"""From logits to tokens. A draw depends on the request's seed and position alone, never on its neighbours."""
 
 import hashlib
 import struct

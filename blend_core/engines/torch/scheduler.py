@@ -106,8 +106,8 @@ class Scheduler:
     def schedule(self) -> ScheduledStep:
         """Decides the next step and takes the blocks it needs. Empty when nothing may run now.
 
-        Whole blocks that the step fills are offered to the prefix cache at once: the step writes a layer's KV before
-        any row of it attends, so a request admitted in the same step may read them.
+        Whole blocks that the step fills are offered to the prefix cache at once: the step writes a layer's KV
+        before any row of it attends, so a request admitted in the same step may read them.
         """
         num_preempted = self._make_room_for_decoding()
         decodes = [sequence for sequence in self._running.values() if sequence.is_decoding]
@@ -132,7 +132,7 @@ class Scheduler:
         return ScheduledStep(decodes, prefills, num_cached_tokens, num_preempted)
 
     def _make_room_for_decoding(self) -> int:
-        """Gives each decoding request a block for its next token; preempts the latest admitted where none is left."""
+        """Gives decoding requests their next block; preempts the latest admitted where none is left."""
         num_preempted = 0
         for sequence in list(self._running.values()):
             if not sequence.is_decoding:
@@ -201,7 +201,7 @@ class Scheduler:
             sequence.num_named_blocks = num_whole
 
     def drop(self, seq: int) -> None:
-        """Ends a request, in flight, waiting or not even fetched: its blocks are free and the policy is told."""
+        """Ends a request, in flight, waiting or not even fetched: frees its blocks and tells the policy."""
         sequence = self._running.pop(seq, None)
         if sequence is not None:
             self._pool.release(sequence.block_ids)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -125,7 +126,7 @@ class _TensorReader:
         self._folder = folder
         self._device = device
         self._dtype = dtype
-        self._file_of_tensor = {}
+        self._file_of_tensor: dict[str, Any] = {}
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise ConfigurationError(
@@ -133,7 +134,7 @@ class _TensorReader:
             )
         for path in paths:
             try:
-                file = safe_open(path, framework="pt", device="cpu")
+                file: Any = safe_open(path, framework="pt", device="cpu")
             except (SafetensorError, OSError) as error:
                 raise ConfigurationError(f"{path} cannot be read ({error}); fetch the model again.") from None
             self._file_of_tensor.update(dict.fromkeys(file.keys(), file))
@@ -145,7 +146,7 @@ class _TensorReader:
         tensor: Tensor = file.get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ConfigurationError(
-                f"{name} in {self._folder} has shape {tuple(tensor.shape)}, its config.json asks for {shape}; "
-                "fetch the model again."
+                f"{name} in {self._folder} has shape {tuple(tensor.shape)}, its config.json asks for "
+                f"{shape}; fetch the model again."
             )
         return tensor.to(device=self._device, dtype=self._dtype)
