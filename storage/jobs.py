@@ -11,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from blend_core.errors import StorageError
 from storage.database import Database
 from storage.ids import new_id
+from storage.postgres_text import clean_text
 from storage.schema import batch_job
 
 
@@ -82,7 +83,7 @@ def create_job(
         insert(batch_job)
         .values(
             job_id=new_id("job"),
-            name=name,
+            name=clean_text(name)[0],
             model=model,
             spec=spec,
             idempotency_key=idempotency_key,
@@ -140,7 +141,7 @@ def set_job_status(db: Database, job_id: str, status: JobStatus, *, error_messag
                 )
             values: dict[str, Any] = {"status": status.value, **_times(status)}
             if error_message is not None:
-                values["error_message"] = error_message
+                values["error_message"] = clean_text(error_message)[0]
             if status in _STATUS_OF_PENDING:
                 _close_pending(connection, job_id, _STATUS_OF_PENDING[status])
             connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))

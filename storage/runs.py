@@ -9,6 +9,7 @@ from blend_core.errors import StaleRunError, StorageError
 from storage.database import Database
 from storage.ids import new_id
 from storage.jobs import JobStatus, unknown_job
+from storage.postgres_text import clean_text
 from storage.schema import batch_job, run
 
 
@@ -118,11 +119,12 @@ def set_run_details(db: Database, the_run: Run, details: dict[str, str]) -> None
 
 def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: str | None = None) -> None:
     """Ends the run and sets the job free. A run that has ended or was taken over stays as it is."""
+    message = None if error_message is None else clean_text(error_message)[0]
     with db.connect() as connection:
         connection.execute(
             sa.update(run)
             .where(run.c.run_id == the_run.run_id, run.c.status == "running")
-            .values(status=status.value, finished_at=sa.func.clock_timestamp(), error_message=error_message)
+            .values(status=status.value, finished_at=sa.func.clock_timestamp(), error_message=message)
         )
 
 

@@ -31,9 +31,9 @@ def test_the_same_idempotency_key_gives_the_same_job(db: Database) -> None:
 
 def test_jobs_are_listed_newest_first_and_by_state(db: Database) -> None:
     older, newer = (create_job(db, name="n", model="m", spec={}) for _ in range(2))
-    set_job_status(db, older, JobStatus.FAILED, error_message="No source.")
+    set_job_status(db, older, JobStatus.FAILED, error_message="No\0source.")
     assert [job.job_id for job in list_jobs(db, limit=2)] == [newer, older]
-    assert list_jobs(db, status=JobStatus.FAILED)[0].error_message == "No source."
+    assert list_jobs(db, status=JobStatus.FAILED)[0].error_message == "No\ufffdsource."
 
 
 def test_an_unknown_job_is_named(db: Database) -> None:
@@ -117,7 +117,7 @@ def test_a_live_run_keeps_a_second_one_out(
     with pytest.raises(StorageError, match=first.run_id) as caught:
         take_job(job_id)
     assert 0 < int(caught.value.ids["lease_left_s"]) <= 60
-    finish_run(db, first, RunStatus.FAILED, error_message="out of memory")
+    finish_run(db, first, RunStatus.FAILED, error_message="out of memory\0")
     assert take_job(job_id).fencing_number == first.fencing_number + 1
 
 
