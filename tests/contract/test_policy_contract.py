@@ -24,7 +24,7 @@ class FakeDriver:
     def __init__(self, monkeypatch, tmp_path_factory):
         pass
 
-    def run(self, source, make, limits):
+    def run(self, source, policy_name, make, limits):
         return list(FakeEngine(limits).run(source, make))
 
 
@@ -34,13 +34,13 @@ class SimulatedDriver:
     def __init__(self, monkeypatch, tmp_path_factory):
         self._monkeypatch = monkeypatch
 
-    def run(self, source, make, limits):
+    def run(self, source, policy_name, make, limits):
         self._monkeypatch.setattr(simulated, "make_policy", lambda name, plan, limits: make(plan, limits))
         engine = SimulatedEngine(
             MODEL,
             DEVICE,
             limits,
-            "checked",
+            policy_name,
             overlap=False,
             output_lengths=lambda request: request.sampling.max_tokens,
         )
@@ -62,7 +62,7 @@ class TorchDriver:
             spec.loader.exec_module(module)
             module.make_tiny_llama(self._folder)
 
-    def run(self, source, make, limits):
+    def run(self, source, policy_name, make, limits):
         from blend_core.engines.torch import run as torch_run
         from blend_core.engines.torch.engine import TorchEngine
         from blend_core.engines.torch.options import TorchEngineOptions
@@ -71,7 +71,7 @@ class TorchDriver:
         engine = TorchEngine(
             TorchEngineOptions(
                 model_folder=str(self._folder),
-                policy="checked",
+                policy=policy_name,
                 device_profile=DEVICE,
                 dtype="float32",
                 block_size=limits.block_size,
@@ -109,7 +109,7 @@ def run(executor, policy_name, job, limits, source=None):
         made.append(CheckedPolicy(make_policy(policy_name, plan, limits), plan, limits, outliving))
         return made[-1]
 
-    events = executor.run(source or ListSource(job, job.plan()), make, limits)
+    events = executor.run(source or ListSource(job, job.plan()), policy_name, make, limits)
     return made[0], events
 
 
