@@ -1,6 +1,7 @@
 """What a model costs and what a device can do: the two inputs of the performance model, and their files."""
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -250,7 +251,8 @@ def _is_valid(name: str, value: str | float) -> bool:
     if isinstance(value, str):
         return value != ""
     least_is_zero = name in ("gemm_fixed_s_per_layer", "overlap_interference")
-    return (value > 0 or (least_is_zero and value == 0)) and value < float("inf")
+    is_share = name in ("gemm_efficiency", "attention_bandwidth_efficiency", "overlap_interference")
+    return (value > 0 or (least_is_zero and value == 0)) and value <= (1 if is_share else sys.float_info.max)
 
 
 def _toml_value(value: str | float) -> str:
