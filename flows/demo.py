@@ -86,22 +86,22 @@ def prepare_demo(database: Database, objects: ObjectStore, size: DemoSize) -> Ba
 
 def demo_job(s3_uri: str, size: DemoSize) -> BatchJobSpec:
     """The demo's job: the S3 objects, and two questions about every ticket of the table."""
-    triage = SqlSource(
-        query="SELECT 'triage-' || id AS id, channel, body FROM demo_ticket ORDER BY demo_ticket.id",
-        system="You sort a shop's mail. Answer with one word: delivery, billing, product, account or praise.",
-        prompt="A customer wrote by {{ channel }}:\n\n{{ body }}\n\nWhich word fits best?",
-        max_tokens=4,
+    title = SqlSource(
+        query="SELECT 'title-' || id AS id, channel, body FROM demo_ticket ORDER BY demo_ticket.id",
+        system="You give short titles to the mail of a shop.",
+        prompt="A customer wrote by {{ channel }}:\n\n{{ body }}\n\nWrite a title of a few words.",
+        max_tokens=12,
     )
     reply = SqlSource(
         query=(
-            "SELECT 'reply-' || id AS id, channel, body FROM demo_ticket "
+            "SELECT 'reply-' || id AS id, body FROM demo_ticket "
             "WHERE channel = 'email' ORDER BY demo_ticket.id"
         ),
-        system="You answer customers of a shop in two or three friendly sentences.",
-        prompt="A customer wrote by {{ channel }}:\n\n{{ body }}\n\nWrite the answer.",
+        system="You are the customer service of a shop. Answer in two or three friendly sentences.",
+        prompt="{{ body }}",
         max_tokens=size.reply_max_tokens,
     )
-    return BatchJobSpec(name="demo", model=DEMO_MODEL, s3=[s3_uri], sql=[triage, reply], options=JobOptions())
+    return BatchJobSpec(name="demo", model=DEMO_MODEL, s3=[s3_uri], sql=[title, reply], options=JobOptions())
 
 
 def mmlu_prompts() -> list[str]:

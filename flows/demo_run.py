@@ -173,11 +173,13 @@ FROM request_result WHERE job_id = %(job_id)s AND status = 'errored' ORDER BY so
 """,
     ),
     (
-        "How did the model sort the tickets of the Postgres table?",
+        "What did the model write about the tickets of the Postgres table?",
         """
-SELECT left(trim(r.text), 24) AS answer, t.id AS ticket, left(t.body, 56) AS body
-FROM request_result r JOIN demo_ticket t ON r.custom_id = 'triage-' || t.id
-WHERE r.job_id = %(job_id)s ORDER BY t.id LIMIT 5
+SELECT t.id AS ticket, left(t.body, 40) AS body, left(title.text, 34) AS title, left(reply.text, 44) AS reply
+FROM demo_ticket t
+JOIN request_result title ON title.custom_id = 'title-' || t.id AND title.job_id = %(job_id)s
+JOIN request_result reply ON reply.custom_id = 'reply-' || t.id AND reply.job_id = %(job_id)s
+ORDER BY t.id LIMIT 4
 """,
     ),
 )

@@ -141,7 +141,8 @@ def plan(
     counted = "" if tokenizer is not None else " (four bytes of text taken for a token)"
     print_line(
         f"{summary.num_requests:,} requests, {requests.num_bad:,} bad lines; "
-        f"{summary.num_prompt_tokens:,} prompt tokens{counted}, {summary.estimated_output_tokens:,.0f} output tokens estimated"
+        f"{summary.num_prompt_tokens:,} prompt tokens{counted}, "
+        f"{summary.estimated_output_tokens:,.0f} output tokens estimated"
     )
     print_line(
         f"{summary.model} on {summary.device}: density {summary.density:.2f}, prefix sharing at best "
