@@ -68,23 +68,24 @@ def wiring(endpoints: Endpoints, tmp_path: Path) -> Iterator[Wiring]:
     parts.close()
 
 
-@pytest.fixture
-def environment(endpoints: Endpoints, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="session")
+def environment(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The same parts as variables, for a process that wires itself."""
+    home = tmp_path_factory.mktemp("environment")
     assert endpoints.s3_endpoint_url is not None
     assert endpoints.s3_access_key is not None
     assert endpoints.s3_secret_key is not None
     assert endpoints.prefect_api_url is not None
     engine = {f"BLEND_ENGINE__{name.upper()}": str(value) for name, value in ENGINE.model_dump().items()}
     return {
-        "BLEND_HOME": str(tmp_path / "home"),
+        "BLEND_HOME": str(home / "blend"),
         "BLEND_DATABASE__URL": endpoints.database_url,
         "BLEND_OBJECT_STORE__ENDPOINT_URL": endpoints.s3_endpoint_url,
         "BLEND_OBJECT_STORE__BUCKET": endpoints.s3_bucket,
         "BLEND_OBJECT_STORE__ACCESS_KEY": endpoints.s3_access_key,
         "BLEND_OBJECT_STORE__SECRET_KEY": endpoints.s3_secret_key,
         "PREFECT_API_URL": endpoints.prefect_api_url,
-        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_HOME": str(home / "prefect"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
         **engine,

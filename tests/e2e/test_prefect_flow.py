@@ -23,8 +23,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from flows.deployments import submit_job
-from flows.run_batch import run_batch
-from flows.running import create_job
+from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 from storage.jobs import JobStatus, get_job, list_jobs
 from storage.results import counts
@@ -34,13 +33,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.
 BAD_LINES = (b"{", b"[1, 2]")
 
 
-@pytest.fixture
-def client(
-    wiring: Wiring, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[SyncPrefectClient]:
-    """A client of the real server, with the environment that a flow run finds."""
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+@pytest.fixture(scope="module")
+def client(environment: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """A client of the real server."""
     url = environment["PREFECT_API_URL"]
     with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as prefect:
         yield prefect
@@ -67,61 +62,72 @@ def task_names(client: SyncPrefectClient, flow_run_id: UUID) -> list[str]:
     return sorted(run.name.rsplit("-", 1)[0] for run in runs)
 
 
-def test_the_flow_runs_both_sources_with_a_task_for_each_stage(
-    client: SyncPrefectClient, wiring: Wiring, make_job: Any
-) -> None:
-    state = run_batch(
-        make_job(name="two sources", num_chats=20, num_rows=10, bad_lines=BAD_LINES), return_state=True
-    )
+FLOW_SCRIPT = """
+import sys
+from flows.job_spec import BatchJobSpec
+from flows.run_batch import run_batch
 
-    assert state.is_completed()
-    assert "30 succeeded + 2 errored + 0 expired + 0 cancelled = 32" in (state.message or "")
-    flow_run_id = state.state_details.flow_run_id
-    assert flow_run_id is not None
-    assert client.read_flow_run(flow_run_id).name == "two sources"
-    wait_for(
-        lambda: task_names(client, flow_run_id) == ["export", "infer", "ingest", "plan", "report"],
-        timeout_s=20,
+state = run_batch(BatchJobSpec.model_validate_json(sys.argv[1]), return_state=True)
+print(state.state_details.flow_run_id, state.type.value, state.message, sep="|")
+"""
+
+
+def run_flow(environment: dict[str, str], spec: BatchJobSpec) -> tuple[UUID, str, str]:
+    """Calls the flow in a process of its own; returns the flow run, its state and the state's message."""
+    done = subprocess.run(
+        [sys.executable, "-c", FLOW_SCRIPT, spec.model_dump_json()],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=180,
+        check=True,
     )
+    flow_run_id, state, message = done.stdout.strip().splitlines()[-1].split("|", 2)
+    return UUID(flow_run_id), state, message
+
+
+def test_the_flow_runs_both_sources_with_a_task_for_each_stage(
+    client: SyncPrefectClient, environment: dict[str, str], make_job: Any
+) -> None:
+    spec = make_job(name="two sources", num_chats=20, num_rows=10, bad_lines=BAD_LINES)
+
+    flow_run_id, state, message = run_flow(environment, spec)
+
+    assert state == "COMPLETED", message
+    assert "30 succeeded + 2 errored + 0 expired + 0 cancelled = 32" in message
+    assert client.read_flow_run(flow_run_id).name == "two sources"
+    stages = ["export", "infer", "ingest", "plan", "report"]
+    wait_for(lambda: task_names(client, flow_run_id) == stages, timeout_s=30)
     assert artifact_keys(client, flow_run_id) == {"progress", "summary", "density"}
 
 
-def test_a_flow_run_continues_a_job_that_it_is_given(
-    client: SyncPrefectClient, wiring: Wiring, make_job: Any
-) -> None:
-    spec = make_job(num_chats=6)
-    job_id = create_job(wiring, spec)
-
-    state = run_batch(spec, job_id=job_id, return_state=True)
-
-    assert state.is_completed()
-    assert get_job(wiring.database, job_id).status is JobStatus.COMPLETED
-
-
 def test_a_job_that_cannot_run_fails_the_flow_run_with_its_sentence(
-    client: SyncPrefectClient, wiring: Wiring, make_job: Any
+    client: SyncPrefectClient, environment: dict[str, str], make_job: Any
 ) -> None:
-    state = run_batch(make_job(num_chats=2, model="no-such-model"), return_state=True)
+    _, state, message = run_flow(environment, make_job(num_chats=2, model="no-such-model"))
 
-    assert state.is_failed()
-    assert "blend model add" in (state.message or "")
+    assert state == "FAILED"
+    assert "blend model add" in message
 
 
-@pytest.fixture
-def served(client: SyncPrefectClient, environment: dict[str, str], tmp_path: Path) -> Iterator[None]:
-    """The deployments, served by a process of their own."""
-    log = (tmp_path / "serve.log").open("w")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "flows.deployments"],
-        env={**os.environ, **environment, "PREFECT_RUNNER_POLL_FREQUENCY": "1"},
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+@pytest.fixture(scope="module")
+def served(
+    client: SyncPrefectClient, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The deployments, served by a process of their own; gives its log."""
+    log = tmp_path_factory.mktemp("served") / "serve.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.deployments"],
+            env={**os.environ, **environment, "PREFECT_RUNNER_POLL_FREQUENCY": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
         wait_for(lambda: process.poll() is not None or _is_served(client), timeout_s=60)
-        assert process.poll() is None, (tmp_path / "serve.log").read_text()
-        yield
+        assert process.poll() is None, log.read_text()
+        yield log
     finally:
         process.terminate()
         try:
@@ -129,7 +135,6 @@ def served(client: SyncPrefectClient, environment: dict[str, str], tmp_path: Pat
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             process.wait()
-        log.close()
 
 
 def _is_served(client: SyncPrefectClient) -> bool:
@@ -145,7 +150,7 @@ def _ended(client: SyncPrefectClient, flow_run_id: str) -> FlowRun | None:
 
 
 def test_a_run_of_the_served_deployment_runs_the_job(
-    client: SyncPrefectClient, served: None, wiring: Wiring, make_job: Any
+    client: SyncPrefectClient, served: Path, wiring: Wiring, make_job: Any
 ) -> None:
     flow_run_id = submit_job(wiring, make_job(num_chats=10, bad_lines=BAD_LINES))
 
@@ -157,7 +162,7 @@ def test_a_run_of_the_served_deployment_runs_the_job(
 
 
 def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
-    client: SyncPrefectClient, served: None, wiring: Wiring, make_job: Any
+    client: SyncPrefectClient, served: Path, wiring: Wiring, make_job: Any
 ) -> None:
     flow_run_id = submit_job(wiring, make_job(num_chats=2_000, max_tokens=200))
     job_id = list_jobs(wiring.database, limit=1)[0].job_id

@@ -102,7 +102,7 @@ def test_a_killed_engine_is_started_again_and_every_request_gets_one_result(
 def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_continues(
     wiring: Wiring, make_job: Any
 ) -> None:
-    job_id = create_job(wiring, make_job(num_chats=60, max_tokens=24))
+    job_id = create_job(wiring, make_job(num_chats=300, max_tokens=100))
 
     with pytest.raises(EngineDiedError):
         run_job(wiring, job_id, KillingEveryEngine())
@@ -111,9 +111,9 @@ def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_cont
     kept = {row.seq: row.run_id for row in rows_by_status(wiring, job_id).get("succeeded", [])}
     outcome = run_job(wiring, job_id, SilentProgress())
 
-    assert (outcome.status, outcome.succeeded) == ("completed", 60)
+    assert (outcome.status, outcome.succeeded) == ("completed", 300)
     assert kept == {row.seq: row.run_id for row in iter_results(wiring.database, job_id) if row.seq in kept}
-    assert_sums_hold(wiring, job_id, 60)
+    assert_sums_hold(wiring, job_id, 300)
 
 
 def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, make_job: Any) -> None:
