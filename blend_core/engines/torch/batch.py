@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Decoding rows share a padded group unless the padding would exceed this share of the longest row.
-_MAX_PADDING = 0.3
-_MIN_GROUP_ROWS = 4
+from blend_core.engines.torch.decode_groups import DecodeGroup, group_decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +44,6 @@ class PrefillSegment:
     block_ids: Tensor
     num_context_tokens: int
     mask: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Decoding rows of similar context length.
-
-    Attributes:
-        rows: `(num_rows,)` int64, rows of the step.
-        block_ids: `(num_rows * num_blocks,)` int64, padded with block 0.
-        num_blocks: blocks of each row, padding included.
-        mask: `(num_rows, 1, num_blocks * block_size)` float32, 0 or minus infinity.
-    """
-
-    rows: Tensor
-    block_ids: Tensor
-    num_blocks: int
-    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +95,7 @@ def build_batch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=torch.from_numpy(np.concatenate(positions)).to(device),
         slots=torch.from_numpy(np.concatenate(slots)).to(device),
-        decode_groups=tuple(_group_decodes(decodes, block_size, device)),
+        decode_groups=group_decodes(decodes, block_size, device),
         prefill_segments=tuple(segments),
         sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
     )
@@ -138,38 +119,3 @@ def _segment(
     return PrefillSegment(
         start, num_tokens, torch.from_numpy(blocks[:num_blocks]).to(device), num_context, mask
     )
-
-
-def _group_decodes(
-    decodes: Sequence[ScheduledRows], block_size: int, device: torch.device
-) -> list[DecodeGroup]:
-    """Groups rows by length, longest first, so that little of a padded group is padding."""
-    lengths = np.array([rows.num_computed_tokens + 1 for rows in decodes], dtype=np.int64)
-    order = np.argsort(-lengths, kind="stable")
-    groups: list[DecodeGroup] = []
-    start = 0
-    while start < len(order):
-        longest = lengths[order[start]]
-        end = start + 1
-        while end < len(order) and (
-            end - start < _MIN_GROUP_ROWS or lengths[order[end]] >= (1 - _MAX_PADDING) * longest
-        ):
-            end += 1
-        members = order[start:end]
-        num_blocks = int(-(-longest // block_size))
-        table = np.zeros((len(members), num_blocks), dtype=np.int64)
-        for row, member in enumerate(members):
-            blocks = decodes[member].block_ids[: -(-int(lengths[member]) // block_size)]
-            table[row, : len(blocks)] = blocks
-        hidden = np.arange(num_blocks * block_size)[None, :] >= lengths[members][:, None]
-        mask = np.where(hidden, np.float32("-inf"), np.float32(0))[:, None, :]
-        groups.append(
-            DecodeGroup(
-                rows=torch.from_numpy(np.ascontiguousarray(members)).to(device),
-                block_ids=torch.from_numpy(table.reshape(-1)).to(device),
-                num_blocks=num_blocks,
-                mask=torch.from_numpy(mask).to(device),
-            )
-        )
-        start = end
-    return groups
