@@ -29,7 +29,7 @@ from flows.wiring import Wiring
 from storage import jobs
 from storage.jobs import Job, JobStatus, close_pending, get_job, request_cancel, set_job_status
 from storage.results import counts
-from storage.runs import Run, RunStatus, finish_run, stale_run, start_run
+from storage.runs import Run, RunStatus, finish_run, heartbeat, start_run
 
 logger = logging.getLogger(__name__)
 
@@ -275,9 +275,9 @@ def _settle(context: JobContext) -> JobStatus:
         RunInterruptedError: the process was told to end; what is pending stays pending.
     """
     database, job_id = context.wiring.database, context.job_id
+    # Asked right now, since a process that was stopped for a while may have lost its job without noticing.
+    heartbeat(database, context.run, lease_s=LEASE_S)
     reason = context.stop.reason
-    if reason is StopReason.LOST:
-        raise stale_run(context.run)
     if reason is StopReason.INTERRUPTED:
         raise RunInterruptedError(
             f"The process was told to end; job {job_id} keeps its results; run it again to continue it.",

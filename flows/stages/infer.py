@@ -1,10 +1,16 @@
 """The infer stage: one engine after another until every request of the plan has a result."""
 
+import logging
 import os
+import signal
+import time
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import assert_never
 
-from blend_core.engines.base import Engine, EngineEvent, RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.base import EngineEvent, RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.process import EngineProcess
 from blend_core.errors import EngineDiedError, EngineError
 from blend_core.plan import Plan
 from flows.device_lock import device_lock
@@ -12,6 +18,7 @@ from flows.job_source import JobSource, pending_part
 from flows.stages.context import JobContext
 from flows.stages.plan_progress import PlanProgress
 from flows.stages.replan import Replanner
+from flows.stages.stall_watch import StallWatch
 from storage.plans import load_plan
 from storage.recorder import Recorder
 from storage.request_shards import RequestShards
@@ -19,6 +26,9 @@ from storage.results import counts, pending_seqs
 from storage.runs import set_run_details
 
 MAX_ENGINE_RESTARTS = 3
+STALL_LIMIT_S = 300.0
+
+logger = logging.getLogger(__name__)
 
 
 def infer_job(context: JobContext) -> str:
@@ -75,6 +85,15 @@ def _run_until_done(context: JobContext, shards: RequestShards) -> None:
         num_windows = engine_run.num_windows
 
 
+def _kill(engine: EngineProcess) -> None:
+    """Ends an engine that hangs; its reader is told of a dead engine then."""
+    pid = engine.pid
+    if pid is not None:
+        logger.warning("The engine process %d told nothing for %.0f s and is killed.", pid, STALL_LIMIT_S)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
 def _check_nothing_left(context: JobContext) -> None:
     """An engine that ends in peace has ended every request, unless it was told to stop."""
     num_left = len(pending_seqs(context.wiring.database, context.job_id))
@@ -122,7 +141,7 @@ class EngineRun:
         self._withdrawn = False
         self.num_windows = first_batch_index
 
-    def run(self, engine: Engine) -> None:
+    def run(self, engine: EngineProcess) -> None:
         """Opens the engine, runs what is pending and closes the engine, whatever happens.
 
         Returns when every request has ended, or early when the context is told to stop; by then everything
@@ -132,9 +151,13 @@ class EngineRun:
         try:
             info = engine.open()
             set_run_details(database, run, info.details)
-            with Recorder(database, self._context.wiring.objects, run) as recorder, self._replanner:
+            with (
+                Recorder(database, self._context.wiring.objects, run) as recorder,
+                self._replanner,
+                StallWatch(STALL_LIMIT_S, partial(_kill, engine), time.monotonic) as watch,
+            ):
                 self._count()
-                for event in engine.run(self._source):
+                for event in watch.watched(engine.run(self._source)):
                     self._take(event, recorder)
                     self._heed_stop()
                     self._revise(recorder)

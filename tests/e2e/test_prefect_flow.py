@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -144,15 +145,21 @@ def _is_served(client: SyncPrefectClient) -> bool:
         return False
 
 
+def with_prefect(wiring: Wiring, environment: dict[str, str]) -> Wiring:
+    """The same parts for somebody who submits to Prefect."""
+    endpoints = replace(wiring.endpoints, prefect_api_url=environment["PREFECT_API_URL"])
+    return Wiring(wiring.settings, endpoints, wiring.database, wiring.objects)
+
+
 def _ended(client: SyncPrefectClient, flow_run_id: str) -> FlowRun | None:
     flow_run = client.read_flow_run(UUID(flow_run_id))
     return flow_run if flow_run.state is not None and flow_run.state.is_final() else None
 
 
 def test_a_run_of_the_served_deployment_runs_the_job(
-    client: SyncPrefectClient, served: Path, wiring: Wiring, make_job: Any
+    client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
 ) -> None:
-    flow_run_id = submit_job(wiring, make_job(num_chats=10, bad_lines=BAD_LINES))
+    flow_run_id = submit_job(with_prefect(wiring, environment), make_job(num_chats=10, bad_lines=BAD_LINES))
 
     flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=120)
 
@@ -162,9 +169,9 @@ def test_a_run_of_the_served_deployment_runs_the_job(
 
 
 def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
-    client: SyncPrefectClient, served: Path, wiring: Wiring, make_job: Any
+    client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
 ) -> None:
-    flow_run_id = submit_job(wiring, make_job(num_chats=2_000, max_tokens=200))
+    flow_run_id = submit_job(with_prefect(wiring, environment), make_job(num_chats=2_000, max_tokens=200))
     job_id = list_jobs(wiring.database, limit=1)[0].job_id
     wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
 

@@ -116,6 +116,19 @@ def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_cont
     assert_sums_hold(wiring, job_id, 300)
 
 
+def test_an_engine_that_hangs_is_ended_and_its_requests_run_again(
+    wiring: Wiring, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.stages.infer.STALL_LIMIT_S", 5.0)
+    job_id = create_job(wiring, make_job(num_chats=200, max_tokens=60))
+    watching = Watching(10, lambda: [os.kill(pid, signal.SIGSTOP) for pid in engine_pids()])
+
+    outcome = run_job(wiring, job_id, watching)
+
+    assert (outcome.status, outcome.succeeded) == ("completed", 200)
+    assert any("SIGKILL" in note for note in watching.notes)
+
+
 def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=600, bad_lines=(b"{",), max_tokens=200))
 

@@ -1,0 +1,41 @@
+import threading
+import time
+from collections.abc import Iterator
+
+from blend_core.engines.base import EngineEvent, RequestFailed
+from blend_core.errors import RequestErrorCode
+from flows.stages.stall_watch import StallWatch
+
+
+def failed(seq: int) -> RequestFailed:
+    return RequestFailed(seq, 0, RequestErrorCode.ENGINE_FAILED, "it failed", 0.0)
+
+
+def test_an_engine_that_tells_nothing_is_ended() -> None:
+    ended = threading.Event()
+
+    def silent() -> Iterator[EngineEvent]:
+        yield failed(0)
+        assert ended.wait(10), "nobody ended the engine"
+
+    with StallWatch(0.1, ended.set, time.monotonic) as watch:
+        assert [event.seq for event in watch.watched(silent()) if isinstance(event, RequestFailed)] == [0]
+
+    assert ended.is_set()
+
+
+def test_a_slow_reader_is_no_stall() -> None:
+    ended = threading.Event()
+
+    with StallWatch(0.1, ended.set, time.monotonic) as watch:
+        for _ in watch.watched(iter([failed(0), failed(1)])):
+            time.sleep(0.3)
+
+    assert not ended.is_set()
+
+
+def test_every_event_passes_in_order() -> None:
+    events = [failed(seq) for seq in range(5)]
+
+    with StallWatch(60, lambda: None, time.monotonic) as watch:
+        assert list(watch.watched(iter(events))) == events
