@@ -1,6 +1,6 @@
 """What a user submits: one pydantic model for the Prefect form, the YAML file and the command line.
 
-`from __future__ import annotations` must stay out of this module: Prefect could not build the form of a deployed flow.
+`from __future__ import annotations` must stay out of here: Prefect could not build a deployed flow's form.
 """
 
 from enum import StrEnum
@@ -38,7 +38,7 @@ class SqlSource(_Part):
 
     query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
     prompt: str = Field(
-        description="Jinja template of the user's message, filled with the row's columns: `Summarise: {{ body }}`",
+        description="Jinja template of the user's message over the row's columns: `Summarise: {{ body }}`",
         min_length=1,
     )
     system: str | None = Field(None, description="Jinja template of the system message")
@@ -60,7 +60,9 @@ class JobOptions(_Part):
     on_duplicate: DuplicateRule = Field(
         DuplicateRule.ROW, description="a repeated custom_id fails its `row` or the whole `job`"
     )
-    strict_model: bool = Field(False, description="a request that asks for another model becomes an error row")
+    strict_model: bool = Field(
+        False, description="a request that asks for another model becomes an error row"
+    )
     seed: int = Field(0, description="seed of sampling and of the choice of length samples")
 
 
@@ -85,7 +87,9 @@ class BatchJobSpec(_Part):
         for uri in value:
             bucket = uri.removeprefix("s3://").split("/", 1)[0]
             if not uri.startswith("s3://") or not bucket:
-                raise ValueError(f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/")
+                raise ValueError(
+                    f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/"
+                )
         return value
 
     @model_validator(mode="after")
