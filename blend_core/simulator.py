@@ -11,8 +11,7 @@ from blend_core.errors import PlanError
 from blend_core.plan import Plan, frozen
 from blend_core.policies.base import EngineLimits
 from blend_core.policies.factory import make_policy
-from blend_core.request import RequestArrays
-from blend_core.simulation.prompts import PromptBlocks
+from blend_core.simulation.prompts import PromptBlocks, Prompts
 from blend_core.simulation.stepper import SimulatedEnd, Stepper
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -80,7 +79,7 @@ class SimulationResult:
 
 
 def simulate(
-    requests: RequestArrays,
+    requests: Prompts,
     output_tokens: npt.ArrayLike,
     plan: Plan,
     policy_name: str,
