@@ -1,8 +1,8 @@
 """A bound that no run can beat, whatever its order.
 
-`practical_optimum_s` of the performance model is the yardstick of published figures: it counts `d` decode passes
-where the prefill's last pass yields the first token, so a run of very few requests may come in under it. This
-bound is exact instead, so that a simulated run can be checked against it.
+`practical_optimum_s` of the performance model is the yardstick of published figures: it counts `d` decode
+passes where the prefill's last pass yields the first token, so a run of very few requests may come in under
+it. This bound is exact instead, so that a simulated run can be checked against it.
 """
 
 import numpy as np
@@ -25,11 +25,11 @@ def least_duration_s(
 ) -> float:
     """Returns seconds that any run of the requests takes at least, under the model's own step times.
 
-    With `S` steps of `N` tokens in all, GEMM takes at least `fixed S + per_token N` and `S` weight reads. Both
-    grow with `S`, and the time of a step is convex in its parts (interference is at most 1), so the sums of
-    the parts bound the sum of the times. `S` is at least `N / max_num_batched_tokens`, at least the longest
-    answer, and at least the KV that all answers hold over their steps by the capacity, where every shared
-    block counts for one request only.
+    With `S` steps of `N` tokens in all, GEMM takes at least `fixed S + per_token N` and `S` weight reads.
+    Both grow with `S`, and the time of a step is convex in its parts (interference is at most 1), so the sums
+    of the parts bound the sum of the times. `S` is at least `N / max_num_batched_tokens`, the longest answer,
+    and the KV that all answers hold over their steps by the capacity, where every shared block counts for
+    one request only.
 
     Preemption is outside the bound: what a preempted request held is computed anew, and that pass stands for
     one that would have read it.

@@ -95,7 +95,11 @@ class StepCost:
 
 
 def step_cost(
-    model: ModelSpec, device: DeviceProfile, num_tokens: int, prefill_tokens_sq: int, decode_kv_tokens: int
+    model: ModelSpec,
+    device: DeviceProfile,
+    num_tokens: float,
+    prefill_tokens_sq: float,
+    decode_kv_tokens: float,
 ) -> StepCost:
     """Returns what a step costs at peak figures; linear, so sums over the steps of a window go in as well.
 
@@ -187,6 +191,25 @@ def step_time_s(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class WorkTotals:
+    """What requests amount to, with `u` the unshared of their `p` prompt tokens.
+
+    Attributes:
+        num_tokens: `sum u + sum d`, the tokens to compute.
+        prefill_tokens_sq: `sum p^2 - (p - u)^2`.
+        decode_kv_tokens: `sum p d + d^2 / 2`, the KV tokens that decoding reads.
+        held_kv_tokens: `sum u d + d^2 / 2`, the KV tokens held, summed over steps.
+        longest_output_tokens: `max d`.
+    """
+
+    num_tokens: float
+    prefill_tokens_sq: float
+    decode_kv_tokens: float
+    held_kv_tokens: float
+    longest_output_tokens: float
+
+
 def practical_optimum_s(
     model: ModelSpec,
     device: DeviceProfile,
@@ -196,11 +219,9 @@ def practical_optimum_s(
     num_output_tokens_sq: TokenCounts | None = None,
     max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
 ) -> float:
-    """Returns the least seconds that an overlap engine could take for the requests (after BlendServe §6.2).
+    """Returns the seconds an ideal overlap engine would take for the requests; no request: 0.
 
-    With `u = p - shared`: `n = sum u + sum d` tokens need at least
-    `S = max(sum(u d + d^2 / 2) / M, n / max_num_batched_tokens, max d)` steps; compute and KV reading of all
-    of them overlap like one step does. All token arguments are `(num_requests,)`; no request: 0.
+    All token arguments are `(num_requests,)`; see `optimum_of_totals_s` for the formula.
 
     Args:
         model: sizes of the model.
@@ -221,22 +242,39 @@ def practical_optimum_s(
         if num_output_tokens_sq is None
         else np.asarray(num_output_tokens_sq, dtype=np.float64)
     )
-    times = StepTimeModel.of(model, device)
-    capacity_tokens = device.kv_capacity_bytes / model.kv_bytes_per_token
-    unshared = prompt - shared
-    num_tokens = float(unshared.sum() + output.sum())
-    num_steps = max(
-        float((unshared * output + output_sq / 2.0).sum()) / capacity_tokens,
-        num_tokens / max_num_batched_tokens,
-        float(output.max()),
+    totals = WorkTotals(
+        num_tokens=float((prompt - shared).sum() + output.sum()),
+        prefill_tokens_sq=float((prompt * prompt - shared * shared).sum()),
+        decode_kv_tokens=float((prompt * output + output_sq / 2.0).sum()),
+        held_kv_tokens=float(((prompt - shared) * output + output_sq / 2.0).sum()),
+        longest_output_tokens=float(output.max()),
     )
-    prefill_tokens_sq = float((prompt * prompt - shared * shared).sum())
+    return optimum_of_totals_s(model, device, totals, max_num_batched_tokens)
+
+
+def optimum_of_totals_s(
+    model: ModelSpec,
+    device: DeviceProfile,
+    totals: WorkTotals,
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+) -> float:
+    """Returns the practical optimum of all requests together (after BlendServe §6.2).
+
+    `n` tokens need `S = max(sum(u d + d^2 / 2) / M, n / max_num_batched_tokens, max d)` steps; compute and KV
+    reading of all of them overlap like those of one step do.
+    """
+    times = StepTimeModel.of(model, device)
+    num_steps = max(
+        totals.held_kv_tokens * model.kv_bytes_per_token / device.kv_capacity_bytes,
+        totals.num_tokens / max_num_batched_tokens,
+        totals.longest_output_tokens,
+    )
     compute_time_s = (
         times.gemm_fixed_s * num_steps
-        + times.gemm_s_per_token * num_tokens
-        + times.prefill_s_per_token_sq * prefill_tokens_sq
+        + times.gemm_s_per_token * totals.num_tokens
+        + times.prefill_s_per_token_sq * totals.prefill_tokens_sq
     )
-    decode_time_s = times.decode_s_per_kv_token * float((prompt * output + output_sq / 2.0).sum())
+    decode_time_s = times.decode_s_per_kv_token * totals.decode_kv_tokens
     return times.combined_s(compute_time_s, decode_time_s, overlap=True)
 
 

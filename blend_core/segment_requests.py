@@ -55,6 +55,18 @@ class SegmentRequests:
             max_tokens=self.max_tokens[rows],
         )
 
+    def head(self, num_rows: int) -> "SegmentRequests":
+        """Returns the first rows as views. Does not mutate."""
+        end = self.offsets[num_rows]
+        return SegmentRequests(
+            seq=self.seq[:num_rows],
+            segment_ids=self.segment_ids[:end],
+            segment_tokens=self.segment_tokens[:end],
+            offsets=self.offsets[: num_rows + 1],
+            min_tokens=self.min_tokens[:num_rows],
+            max_tokens=self.max_tokens[:num_rows],
+        )
+
     def lexical_order(self) -> npt.NDArray[np.int64]:
         """Returns `(num_requests,)` rows in lexical order of the segment ids, equal prompts by `seq`."""
         return order_of_segments(self.segment_ids, self.offsets, self.seq)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
-from blend_core.performance import compute_s, memory_s
+from blend_core.performance import StepCost, WorkTotals, optimum_of_totals_s, step_cost
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.studies import trace_lengths
 from blend_core.studies.pools import (
@@ -24,12 +24,19 @@ from blend_core.studies.pools import (
     generated,
     resampled,
 )
-from blend_core.studies.workload import Workload, seen_tokens, workload_figures
+from blend_core.studies.workload import Workload, seen_tokens
 
 Floats = npt.NDArray[np.float64]
 
+Ints = npt.NDArray[np.int64]
+
 _PILOT_ROWS = 4_000
-_MAX_ROUNDS = 40
+_MAX_ROUNDS = 60
+_WHOLE_STEPS = 6
+_TOLERANCE = 1e-3
+
+_SHARED, _PROMPT = 4, 5
+"""Places of the last two sums of a kind; those before are the first fields of `WorkTotals`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,47 +135,120 @@ def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
         PlanError: no numbers of these kinds reach the density and the sharing.
     """
     children = np.random.SeedSequence(seed).spawn(len(mix.draws) + 1)
-    pools = [_drawn(draw, child, _PILOT_ROWS) for draw, child in zip(mix.draws, children, strict=False)]
-    counts = np.zeros(len(pools), dtype=np.int64)
-    for _ in range(_MAX_ROUNDS):
-        previous = counts
-        counts = _solve(mix, setting, pools, counts)
-        for index, count in enumerate(counts):
-            if count > len(pools[index]):
-                pools[index] = _drawn(mix.draws[index], children[index], int(count * 1.1))
-        counts = np.minimum(counts, [len(pool) for pool in pools])
-        if np.all(np.abs(counts - previous) <= np.maximum(1, counts // 1000)):
+    kinds = [_Kind(draw, child, setting.block_size) for draw, child in zip(mix.draws, children, strict=False)]
+    counts = _first_counts(mix, setting, kinds)
+    best, least_miss = counts, np.inf
+    for num_rounds in range(_MAX_ROUNDS):
+        wanted = _next_counts(mix, setting, kinds, counts)
+        # Whole steps first, then half ones, since a heavy kind's mean moves with its number.
+        step = 1.0 if num_rounds < _WHOLE_STEPS else 0.5
+        counts = np.maximum(1, np.rint(counts + step * (wanted - counts))).astype(np.int64)
+        for kind, count in zip(kinds, counts.tolist(), strict=True):
+            kind.hold(count)
+        counts = np.minimum(counts, [kind.num_rows for kind in kinds])
+        miss = _miss(mix, setting, kinds, counts)
+        if miss < least_miss:
+            best, least_miss = counts, miss
+        if miss <= _TOLERANCE:
             break
-    taken = concatenated([_head(pool, int(count)) for pool, count in zip(pools, counts, strict=True)])
+    taken = concatenated([kind.head(count) for kind, count in zip(kinds, best.tolist(), strict=True)])
     # Arrival order: the kinds thoroughly mixed, as requests of a night lie in their table.
     arrival = np.random.default_rng(children[-1]).permutation(len(taken))
     requests = replace(taken.requests.take(arrival), seq=np.arange(len(taken)))
     return Workload(mix.name, requests, taken.num_output_tokens[arrival], mix.data)
 
 
-def _drawn(draw: Draw, seed: np.random.SeedSequence, num_rows: int) -> Pool:
-    # A generator over a fresh sequence: `spawn` of a used one would give other children.
-    fresh = np.random.SeedSequence(seed.entropy, spawn_key=seed.spawn_key)
-    return draw(np.random.default_rng(fresh), num_rows)
+class _Kind:
+    """One kind of a mix: its pool, drawn as far as it was needed, and what any head of it amounts to.
+
+    Kinds share no prefix, so sums of a mix are those of its kinds; and a row's shared tokens depend on
+    earlier rows only, so that a head's sums are read off running ones.
+    """
+
+    __slots__ = ("_block_size", "_draw", "_longest", "_pool", "_seed", "_sums", "is_used_up")
+
+    def __init__(self, draw: Draw, seed: np.random.SeedSequence, block_size: int) -> None:
+        self._draw = draw
+        self._seed = seed
+        self._block_size = block_size
+        self.is_used_up = False
+        self._take(_PILOT_ROWS)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are drawn."""
+        return len(self._pool)
+
+    def hold(self, num_rows: int) -> None:
+        """Draws more rows where there are fewer and the kind has more."""
+        if num_rows > len(self._pool) and not self.is_used_up:
+            self._take(int(num_rows * 1.2))
+
+    def head(self, num_rows: int) -> Pool:
+        """Returns the first rows."""
+        return Pool(self._pool.requests.head(num_rows), self._pool.num_output_tokens[:num_rows])
+
+    def sums(self, num_rows: int) -> Floats:
+        """Returns sums over the first rows: the first fields of `WorkTotals`, shared and prompt tokens."""
+        summed: Floats = self._sums[num_rows]
+        return summed
+
+    def longest(self, num_rows: int) -> float:
+        """Returns the longest answer of the first rows."""
+        return float(self._longest[num_rows - 1])
+
+    def _take(self, num_rows: int) -> None:
+        # A generator over a fresh sequence: `spawn` of a used one would give other children.
+        fresh = np.random.SeedSequence(self._seed.entropy, spawn_key=self._seed.spawn_key)
+        self._pool = self._draw(np.random.default_rng(fresh), num_rows)
+        self.is_used_up = len(self._pool) < num_rows
+        prompt = self._pool.requests.num_prompt_tokens.astype(np.float64)
+        output = self._pool.num_output_tokens.astype(np.float64)
+        shared = seen_tokens(self._pool.requests, self._block_size).astype(np.float64)
+        growth = output * output / 2.0
+        columns = (
+            prompt - shared + output,
+            prompt * prompt - shared * shared,
+            prompt * output + growth,
+            (prompt - shared) * output + growth,
+            shared,
+            prompt,
+        )
+        self._sums = np.zeros((len(prompt) + 1, len(columns)))
+        for index, column in enumerate(columns):
+            np.cumsum(column, out=self._sums[1:, index])
+        self._longest = np.maximum.accumulate(output)
 
 
-def _head(pool: Pool, num_rows: int) -> Pool:
-    return Pool(pool.requests.take(np.arange(num_rows)), pool.num_output_tokens[:num_rows])
+def _first_counts(mix: Mix, setting: Setting, kinds: Sequence[_Kind]) -> Ints:
+    """Numbers of each kind by the means of their pilots."""
+    means = np.array([kind.sums(kind.num_rows) / kind.num_rows for kind in kinds])
+    mixture = _mixture(mix, setting, means)
+    cost = _cost(setting, mixture @ means)
+    size = setting.hours * 3600 / max(cost.compute_s, cost.memory_s)
+    return np.asarray(np.clip(np.rint(mixture * size), 1, [kind.num_rows for kind in kinds]), dtype=np.int64)
 
 
-def _solve(
-    mix: Mix, setting: Setting, pools: Sequence[Pool], counts: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """Numbers of each kind for the targets, from the means of the kinds at the numbers of the last round."""
-    heads = [
-        _head(pool, int(count) if count > 0 else len(pool)) for pool, count in zip(pools, counts, strict=True)
+def _next_counts(mix: Mix, setting: Setting, kinds: Sequence[_Kind], counts: Ints) -> Floats:
+    """Numbers of each kind for the targets, from the means of the kinds at their present numbers."""
+    means = np.array([kind.sums(count) / count for kind, count in zip(kinds, counts.tolist(), strict=True)])
+    mixture = _mixture(mix, setting, means)
+    wanted = mixture * counts.sum() * setting.hours * 3600 / _optimum_s(setting, kinds, counts)
+    shares = [
+        kind.num_rows / want
+        for kind, want in zip(kinds, wanted.tolist(), strict=True)
+        if kind.is_used_up and kind.num_rows < want
     ]
-    means = np.array([_means(head, setting) for head in heads])
-    compute, memory, shared, prompt = means.T
-    rows = [compute - mix.density * memory]
+    return np.asarray(wanted * min(shares, default=1.0), dtype=np.float64)
+
+
+def _mixture(mix: Mix, setting: Setting, means: Floats) -> Floats:
+    """Share of each kind in the requests, so that density and sharing are met."""
+    costs = [_cost(setting, row) for row in means]
+    rows = [np.array([cost.compute_s - mix.density * cost.memory_s for cost in costs])]
     if mix.prefix_sharing is not None:
-        rows.append(shared - mix.prefix_sharing * prompt)
-    rows.append(np.ones(len(pools)))
+        rows.append(means[:, _SHARED] - mix.prefix_sharing * means[:, _PROMPT])
+    rows.append(np.ones(len(costs)))
     right = np.zeros(len(rows))
     right[-1] = 1.0
     mixture = np.linalg.solve(np.array(rows), right)
@@ -178,42 +258,38 @@ def _solve(
             "choose targets between those of the kinds.",
             workload=mix.name,
         )
-    # A first guess of the size comes from the means; later rounds scale the real optimum.
-    if np.any(counts > 0):
-        whole = concatenated(heads)
-        optimum_s = workload_figures(
-            whole.requests, whole.num_output_tokens, setting.model, setting.device, setting.block_size
-        ).optimum_s
-        size = counts.sum() * setting.hours * 3600 / optimum_s
-    else:
-        size = setting.hours * 3600 / float(np.maximum(mixture @ compute, mixture @ memory))
-    limits = np.array([len(pool) for pool in pools])
-    wanted = mixture * size
-    exhausted = [
-        limit / want
-        for pool, limit, want, draw in zip(pools, limits, wanted, mix.draws, strict=True)
-        if limit < want and _is_used_up(pool, draw)
+    return mixture
+
+
+def _miss(mix: Mix, setting: Setting, kinds: Sequence[_Kind], counts: Ints) -> float:
+    """Largest share by which the numbers miss a target; the length does not count where a kind is used up."""
+    sums = _sums(kinds, counts)
+    cost = _cost(setting, sums)
+    misses = [cost.compute_s / cost.memory_s / mix.density - 1]
+    if mix.prefix_sharing is not None:
+        misses.append(sums[_SHARED] / sums[_PROMPT] / mix.prefix_sharing - 1)
+    is_cut = [
+        kind.is_used_up and count == kind.num_rows for kind, count in zip(kinds, counts.tolist(), strict=True)
     ]
-    wanted = wanted * min(exhausted, default=1.0)
-    return np.asarray(np.maximum(1, np.rint(wanted)), dtype=np.int64)
+    if not any(is_cut):
+        misses.append(_optimum_s(setting, kinds, counts) / (setting.hours * 3600) - 1)
+    return float(np.abs(misses).max())
 
 
-def _is_used_up(pool: Pool, draw: Draw) -> bool:
-    """Whether the kind has no more requests than the pool holds."""
-    return len(draw(np.random.default_rng(0), len(pool) + 1)) <= len(pool)
+def _sums(kinds: Sequence[_Kind], counts: Ints) -> Floats:
+    return np.asarray(sum(kind.sums(count) for kind, count in zip(kinds, counts.tolist(), strict=True)))
 
 
-def _means(pool: Pool, setting: Setting) -> Floats:
-    prompt, output = pool.requests.num_prompt_tokens, pool.num_output_tokens
-    shared = seen_tokens(pool.requests, setting.block_size)
-    return np.array(
-        [
-            compute_s(setting.model, setting.device, prompt, output, shared).mean(),
-            memory_s(setting.model, setting.device, prompt, output).mean(),
-            shared.mean(),
-            prompt.mean(),
-        ]
-    )
+def _cost(setting: Setting, sums: Floats) -> StepCost:
+    num_tokens, prefill_tokens_sq, decode_kv_tokens = sums[:3].tolist()
+    return step_cost(setting.model, setting.device, num_tokens, prefill_tokens_sq, decode_kv_tokens)
+
+
+def _optimum_s(setting: Setting, kinds: Sequence[_Kind], counts: Ints) -> float:
+    longest = max(kind.longest(count) for kind, count in zip(kinds, counts.tolist(), strict=True))
+    num_tokens, prefill_tokens_sq, decode_kv_tokens, held_kv_tokens = _sums(kinds, counts)[:4].tolist()
+    totals = WorkTotals(num_tokens, prefill_tokens_sq, decode_kv_tokens, held_kv_tokens, longest)
+    return optimum_of_totals_s(setting.model, setting.device, totals)
 
 
 def _data(traces: Path | None) -> str:

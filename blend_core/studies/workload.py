@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from blend_core.performance import compute_s, memory_s, practical_optimum_s
 from blend_core.segment_requests import SegmentRequests
@@ -58,9 +59,11 @@ def seen_tokens(requests: SegmentRequests, block_size: int) -> Ints:
     """
     if len(requests) == 0:
         return np.zeros(0, dtype=np.int64)
-    _, first, place = np.unique(requests.segment_ids, return_index=True, return_inverse=True)
+    # Codes count up in order of first appearance, by hashing: sorting a million ids takes many times as long.
+    codes = pa.array(requests.segment_ids).dictionary_encode().indices.to_numpy()
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     row_of = np.repeat(np.arange(len(requests)), np.diff(requests.offsets))
-    is_repeat = row_of[first[place]] < row_of
+    is_repeat = row_of[first][codes] < row_of
     seen = np.add.reduceat(np.where(is_repeat, requests.segment_tokens, 0), requests.offsets[:-1])
     seen = np.minimum(seen, requests.num_prompt_tokens - 1)
     return np.asarray(seen - seen % block_size, dtype=np.int64)
