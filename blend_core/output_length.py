@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -36,9 +37,9 @@ class OutputLengths:
     second_moment: npt.NDArray[np.float64]
     known: npt.NDArray[np.bool_]
 
-    def take(self, indices: npt.NDArray[np.int64]) -> "OutputLengths":
-        """Returns a copy with the named rows only, in the order of `indices`. Does not mutate."""
-        return OutputLengths(self.mean[indices], self.second_moment[indices], self.known[indices])
+    def without_spread(self) -> "OutputLengths":
+        """Returns the lengths as the paper takes them, every answer as long as its mean. Does not mutate."""
+        return OutputLengths(self.mean, self.mean * self.mean, self.known)
 
 
 def preset_lengths(requests: PromptSet) -> npt.NDArray[np.bool_]:
@@ -53,9 +54,10 @@ def estimate_output_lengths(
     """Estimates every answer's length.
 
     Preset lengths are exact, and so are those of requests that `samples` names. The others get mean and
-    second moment of the samples under the lowest node above them that has any (BlendServe §5.1); under the
-    root, where prompts have nothing in common, those of the samples with the same `max_tokens` if there are
-    any. Without any sample a length is taken as uniform between `min_tokens` and `max_tokens`.
+    second moment of the samples under the lowest node above them that has any: their own subtree, or the
+    siblings nearest to it (BlendServe §5.1). Under the root, where prompts have nothing in common, they get
+    those of the samples with the same `max_tokens` if there are any. Without any sample a length is taken as
+    uniform between `min_tokens` and `max_tokens`.
 
     Args:
         requests: the requests that the tree was built from.
@@ -159,24 +161,28 @@ def _sampled_moments(
     all_samples = np.concatenate((by_leaf[is_sample], elsewhere))
     mean[rows], second_moment[rows] = all_samples.mean(), (all_samples**2).mean()
     sampled = tree.leaf_row[is_sample]
-    for bound in np.unique(requests.max_tokens[sampled]):
-        like = measured[sampled[requests.max_tokens[sampled] == bound]]
-        alike = rows[requests.max_tokens[rows] == bound]
-        mean[alike], second_moment[alike] = like.mean(), (like**2).mean()
+    bounds, group = np.unique(requests.max_tokens[sampled], return_inverse=True)
+    if len(bounds):
+        place = np.minimum(np.searchsorted(bounds, requests.max_tokens[rows]), len(bounds) - 1)
+        has_like = bounds[place] == requests.max_tokens[rows]
+        rows, place = rows[has_like], place[has_like]
+        number = np.bincount(group)
+        mean[rows] = (np.bincount(group, measured[sampled]) / number)[place]
+        second_moment[rows] = (np.bincount(group, measured[sampled] ** 2) / number)[place]
     return mean, second_moment
 
 
+@numba.njit(cache=True, nogil=True)
 def _nearest_with_samples(
     parent: npt.NDArray[np.int64], has_samples: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.int64]:
     """Returns `(num_nodes,)` each node's lowest ancestor or itself that has samples; the root without any."""
-    nearest = list(range(len(parent)))
-    parents, sampled = parent.tolist(), has_samples.tolist()
-    for node in range(1, len(nearest)):
+    nearest = np.arange(len(parent))
+    for node in range(1, len(parent)):
         # Preorder: the parent's answer is there already.
-        if not sampled[node]:
-            nearest[node] = nearest[parents[node]]
-    return np.array(nearest, dtype=np.int64)
+        if not has_samples[node]:
+            nearest[node] = nearest[parent[node]]
+    return nearest
 
 
 def _prefix_sums(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

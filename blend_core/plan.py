@@ -80,7 +80,8 @@ class Plan:
         estimated_output_tokens: float64, mean of the answer's length `E[d]`.
         estimated_output_tokens_sq: float64, second moment `E[d^2]`.
         compute_s: float64, compute of the request with shared tokens at no cost.
-        memory_s: float64.
+        memory_s: float64; with the spread of the estimates, but for `dual_scan` of mean lengths, as in the
+            paper. The summary's always counts the spread.
         lead: bool, requests run first because their lengths are the samples (BlendServe §5.1).
         progress: `(num_points,)` float64 rising from 0 to 1, share of finished work (`compute_s + memory_s`).
         planned_density: `(num_points,)` float64, simulated density of the batch at that share; empty with

@@ -103,7 +103,9 @@ def plan_tree(
     if len(tree) == 0:
         raise PlanError("No request is left to plan; there is nothing to run.")
 
-    order = _planned_order(tree, lengths, model, device, config)
+    # The dual scan is the paper's: it knows mean lengths only. The estimates in the plan keep their spread.
+    scanned = lengths.without_spread() if config.policy == "dual_scan" else lengths
+    order = _planned_order(tree, scanned, model, device, config)
     lead = np.zeros(len(requests), dtype=np.bool_)
     if config.policy == "dual_scan" and not samples:
         hidden = ~lengths.known[tree.leaf_row]
@@ -112,7 +114,7 @@ def plan_tree(
     prompt = requests.num_prompt_tokens[order]
     shared = requests.shared_with_previous(order, config.block_size)
     mean, second_moment = lengths.mean[order], lengths.second_moment[order]
-    memory = memory_s(model, device, prompt, mean, second_moment)
+    memory = memory_s(model, device, prompt, mean, scanned.second_moment[order])
     return Plan(
         revision=revision,
         policy=config.policy,

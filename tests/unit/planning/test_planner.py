@@ -128,6 +128,19 @@ def test_a_revision_leaves_finished_samples_out_and_learns_from_them(
     assert {round(estimates[seq], 6) for seq in range(40, 60)} == {round(910 / 3, 6)}
 
 
+def test_dual_scan_takes_mean_lengths_as_the_paper_does(
+    make_requests: MakeRequests, llama_8b: ModelSpec, a100: DeviceProfile
+) -> None:
+    requests = mixed_job(make_requests, True)
+    literal, other = (plan_of(requests, llama_8b, a100, policy) for policy in ("dual_scan", "dfs"))
+    mean = literal.estimated_output_tokens
+    assert (literal.estimated_output_tokens_sq > mean * mean).any()
+    expected = memory_s(llama_8b, a100, literal.num_prompt_tokens, mean)
+    assert np.array_equal(literal.memory_s, expected)
+    assert other.memory_s.sum() > 1.1 * literal.memory_s.sum()
+    assert literal.summary.memory_s == other.summary.memory_s
+
+
 def test_nothing_left_to_plan_is_an_error(
     make_requests: MakeRequests, llama_8b: ModelSpec, a100: DeviceProfile
 ) -> None:
