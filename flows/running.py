@@ -191,7 +191,7 @@ def _take_job(
             if not told:
                 progress.note(f"{error} Waiting {left_s} s for it.")
                 told = True
-            if stop.wait(min(float(left_s), 1.0)) and stop.reason is StopReason.INTERRUPTED:
+            if stop.wait(min(float(left_s), 1.0)):
                 raise RunInterruptedError(
                     f"The process was told to end before it ran job {job.job_id}; run it again.",
                     job_id=job.job_id,

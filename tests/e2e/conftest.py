@@ -77,23 +77,16 @@ def wiring(endpoints: Endpoints, tmp_path: Path) -> Iterator[Wiring]:
 
 
 @pytest.fixture(scope="module")
-def environment(
-    endpoints: Endpoints, prefect_api_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, str]:
-    """The same parts, and Prefect, as variables for a process that wires itself."""
-    home = tmp_path_factory.mktemp("environment")
+def environment(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The same parts as variables, for a process that wires itself."""
     engine = {f"BLEND_ENGINE__{name.upper()}": str(value) for name, value in ENGINE.model_dump().items()}
     return {
-        "BLEND_HOME": str(home / "blend"),
+        "BLEND_HOME": str(tmp_path_factory.mktemp("home")),
         "BLEND_DATABASE__URL": endpoints.database_url,
         "BLEND_OBJECT_STORE__ENDPOINT_URL": str(endpoints.s3_endpoint_url),
         "BLEND_OBJECT_STORE__BUCKET": endpoints.s3_bucket,
         "BLEND_OBJECT_STORE__ACCESS_KEY": str(endpoints.s3_access_key),
         "BLEND_OBJECT_STORE__SECRET_KEY": str(endpoints.s3_secret_key),
-        "PREFECT_API_URL": prefect_api_url,
-        "PREFECT_HOME": str(home / "prefect"),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
         **engine,
     }
 

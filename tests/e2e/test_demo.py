@@ -18,13 +18,14 @@ RUN_MAIN = "from flows.cli import main; main()"
 
 
 @pytest.fixture
-def demo_environment(environment: dict[str, str], tiny_model: str) -> dict[str, str]:
-    """The stack's environment, with a tiny model under the name of the demo's."""
-    folder = Path(environment["BLEND_HOME"]) / "models" / DEMO_MODEL
+def demo_environment(environment: dict[str, str], tiny_model: str, tmp_path: Path) -> dict[str, str]:
+    """The stack's environment with a state folder of its own: a tiny model under the name of the demo's."""
+    home = tmp_path / "home"
+    folder = home / "models" / DEMO_MODEL
     shutil.copytree(tiny_model, folder)
     entry = {"name": DEMO_MODEL, "folder": str(folder), "source": "test"}
     folder.with_name(f"{DEMO_MODEL}.json").write_text(json.dumps(entry))
-    return os.environ | environment
+    return os.environ | environment | {"BLEND_HOME": str(home)}
 
 
 def run_demo(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":

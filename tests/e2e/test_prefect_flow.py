@@ -35,6 +35,20 @@ BAD_LINES = (b"{", b"[1, 2]")
 
 
 @pytest.fixture(scope="module")
+def environment(
+    environment: dict[str, str], prefect_api_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The variables of a process that wires itself, Prefect's among them."""
+    return {
+        **environment,
+        "PREFECT_API_URL": prefect_api_url,
+        "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect-home")),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+
+@pytest.fixture(scope="module")
 def client(environment: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A client of the real server."""
     url = environment["PREFECT_API_URL"]

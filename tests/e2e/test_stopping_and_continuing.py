@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,16 +52,24 @@ class KillingEveryEngine(SilentProgress):
         kill_engine()
 
 
-def engine_pids() -> list[int]:
-    """Engine processes that are children of this one."""
+def wait_for(what: Callable[[], object], timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline_s, f"nothing came within {timeout_s:.0f} s"
+        time.sleep(0.1)
+
+
+def engine_pids(parent: int | None = None) -> list[int]:
+    """Engine processes that are children of a process, this one by default."""
+    wanted = os.getpid() if parent is None else parent
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            actual = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             command = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if parent == os.getpid() and "blend_core.engines.process_child" in command:
+        if actual == wanted and "blend_core.engines.process_child" in command:
             pids.append(int(folder.name))
     return pids
 
@@ -178,6 +189,39 @@ def test_what_is_not_done_when_the_window_closes_expires(wiring: Wiring, make_jo
     assert outcome.expired >= 1
     assert outcome.output_uris
     assert_sums_hold(wiring, job_id, 1500)
+
+
+RUN_SCRIPT = """
+import sys
+from flows.progress import SilentProgress
+from flows.running import run_job
+from flows.settings import load_settings
+from flows.wiring import Endpoints, Wiring
+
+settings = load_settings()
+run_job(Wiring.from_settings(settings, Endpoints.from_settings(settings)), sys.argv[1], SilentProgress())
+"""
+
+
+def test_a_killed_process_takes_its_engine_along_and_the_next_run_continues(
+    wiring: Wiring, environment: dict[str, str], make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=400, max_tokens=60))
+    process = subprocess.Popen([sys.executable, "-c", RUN_SCRIPT, job_id], env={**os.environ, **environment})
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=90)
+    engines = engine_pids(parent=process.pid)
+    assert engines
+
+    process.kill()
+    process.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), timeout_s=5)
+    kept = {row.seq: row.run_id for row in rows_by_status(wiring, job_id)["succeeded"]}
+    outcome = run_job(wiring, job_id, SilentProgress())
+
+    assert (outcome.status, outcome.succeeded) == ("completed", 400)
+    after = {row.seq: row.run_id for row in iter_results(wiring.database, job_id)}
+    assert kept == {seq: after[seq] for seq in kept}
+    assert len(after) == 400
 
 
 def test_a_job_that_nothing_runs_is_cancelled_on_the_spot(wiring: Wiring, make_job: Any) -> None:
