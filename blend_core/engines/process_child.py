@@ -42,14 +42,49 @@ def main(channel_fd: int, lifeline_fd: int) -> None:
     threading.Thread(
         target=_end_with_parent, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
     ).start()
-    channel = Connection(channel_fd)
+    channel = _Channel(Connection(channel_fd))
     try:
         engine = _open(channel)
         while engine is not None:
-            assert isinstance(channel.recv(), StartRun), "the parent sent an answer outside a run"
+            assert isinstance(channel.receive(), StartRun), "the parent sent an answer outside a run"
             _run(engine, channel)
-    except (EOFError, OSError):
-        return  # the parent closed the channel
+    except _ParentGoneError:
+        # Leaving in good order would leave the engine's own processes behind.
+        os.killpg(0, signal.SIGKILL)
+
+
+class _ParentGoneError(BaseException):
+    """The channel broke. Not an `Exception`: no engine may take it for one of its own."""
+
+
+class _Channel:
+    """Whole messages to and from the parent."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise _ParentGoneError from None
+
+    def receive(self) -> object:
+        return pickle.loads(self.receive_bytes())  # noqa: S301 - from the parent
+
+    def receive_bytes(self) -> bytes:
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            raise _ParentGoneError from None
+
+    def has_message(self) -> bool:
+        try:
+            return self._connection.poll()
+        except OSError:
+            raise _ParentGoneError from None
 
 
 def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
@@ -66,9 +101,9 @@ def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _open(channel: Connection) -> Engine | None:
+def _open(channel: _Channel) -> Engine | None:
     try:
-        make_engine: Callable[[], Engine] = pickle.loads(channel.recv_bytes())  # noqa: S301 - from the parent
+        make_engine: Callable[[], Engine] = pickle.loads(channel.receive_bytes())  # noqa: S301 - from the parent
         engine = make_engine()
         info = engine.open()
     except Exception as error:
@@ -78,19 +113,17 @@ def _open(channel: Connection) -> Engine | None:
     return engine
 
 
-def _run(engine: Engine, channel: Connection) -> None:
+def _run(engine: Engine, channel: _Channel) -> None:
     try:
         for event in engine.run(RemoteSource(channel, time.monotonic)):
             channel.send(Happened(event))
-    except OSError:
-        raise
     except Exception as error:
         _report(channel, error, EngineError)
     else:
         channel.send(RunEnded())
 
 
-def _report(channel: Connection, error: Exception, wrapper: type[EngineError]) -> None:
+def _report(channel: _Channel, error: Exception, wrapper: type[EngineError]) -> None:
     """Sends an error of the tree as it is, any other one as its name with the details in the log."""
     if not isinstance(error, BlendError):
         traceback.print_exception(error, file=sys.stderr)
@@ -105,7 +138,7 @@ class RemoteSource:
 
     __slots__ = ("_asked_changes_at", "_channel", "_clock", "_pending", "_revisions", "_withdrawn")
 
-    def __init__(self, channel: Connection, clock: Callable[[], float]) -> None:
+    def __init__(self, channel: _Channel, clock: Callable[[], float]) -> None:
         """Asks nothing yet.
 
         Args:
@@ -144,7 +177,7 @@ class RemoteSource:
 
     def _look_for_changes(self) -> None:
         if self._pending:
-            if self._channel.poll():
+            if self._channel.has_message():
                 self._take_changes()
         elif self._clock() - self._asked_changes_at >= _CHANGES_INTERVAL_S:
             self._channel.send(AskChanges())
@@ -167,7 +200,7 @@ class RemoteSource:
         return self._receive()
 
     def _receive(self) -> object:
-        answer: object = self._channel.recv()
+        answer: object = self._channel.receive()
         if isinstance(answer, SourceFailed):
             self._pending = False
             raise EngineError("The source of the requests failed; the parent process knows why.")

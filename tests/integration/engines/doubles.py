@@ -46,6 +46,8 @@ class EchoEngine:
             (request,) = source.fetch([seq])
             if self._mode == "break" and seq == 3:
                 raise RuntimeError("secret prompt")
+            if self._mode == "break on a file" and seq == 3:
+                raise FileNotFoundError("secret path")
             yield RequestFinished(
                 seq, plan.revision, "", (1,), "stop", request.num_prompt_tokens, 0, time.time(), time.time()
             )
