@@ -227,8 +227,8 @@ def _held(wiring: Wiring, job: Job, run: Run, stop: StopSignal) -> Iterator[None
 def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
     database, job_id = context.wiring.database, context.job_id
     _ingest(context, run_stage)
-    if context.stop.reason is None and counts(database, job_id).pending:
-        set_job_status(database, job_id, JobStatus.IN_PROGRESS)
+    has_work = context.stop.reason is None and counts(database, job_id).pending > 0
+    if has_work and _advance(context, JobStatus.IN_PROGRESS):
         _run_stage("plan", "orders the requests", plan_job, context, run_stage)
         if context.stop.reason is None:
             _run_stage("infer", f"runs {context.spec.model}", infer_job, context, run_stage)
@@ -283,16 +283,28 @@ def _settle(context: JobContext) -> JobStatus:
             f"The process was told to end; job {job_id} keeps its results; run it again to continue it.",
             job_id=job_id,
         )
-    # A cancellation that came when the last request had just finished is one all the same.
-    if reason is StopReason.CANCELLED or get_job(database, job_id).status is JobStatus.CANCELLING:
+    if reason is StopReason.CANCELLED:
         request_cancel(database, job_id)
-        close_pending(database, job_id, JobStatus.CANCELLED)
-        return JobStatus.CANCELLED
-    if reason is StopReason.EXPIRED:
+    elif _advance(context, JobStatus.FINALIZING):
+        if reason is None:
+            return JobStatus.COMPLETED
         close_pending(database, job_id, JobStatus.EXPIRED)
         return JobStatus.EXPIRED
-    set_job_status(database, job_id, JobStatus.FINALIZING)
-    return JobStatus.COMPLETED
+    close_pending(database, job_id, JobStatus.CANCELLED)
+    return JobStatus.CANCELLED
+
+
+def _advance(context: JobContext, status: JobStatus) -> bool:
+    """Moves the job on and returns whether it could: a job that was cancelled meanwhile stops the run."""
+    database, job_id = context.wiring.database, context.job_id
+    try:
+        set_job_status(database, job_id, status)
+    except StorageError:
+        if get_job(database, job_id).status is not JobStatus.CANCELLING:
+            raise
+        context.stop.request(StopReason.CANCELLED)
+        return False
+    return True
 
 
 def _outcome(wiring: Wiring, job_id: str, duration_s: float) -> JobOutcome:

@@ -14,8 +14,8 @@ from storage.plans import next_revision, save_plan
 from storage.request_shards import RequestShards
 from storage.results import pending_seqs
 
-MAX_SIMULATED_REQUESTS = 4_000
-"""A larger plan is not simulated, since that takes minutes: it has no planned density and no duration."""
+MAX_SIMULATED_REQUESTS = 50_000
+"""About ten seconds of simulation. A larger plan is not simulated: no planned density, no duration."""
 
 
 def plan_job(context: JobContext) -> str:

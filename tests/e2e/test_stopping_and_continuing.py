@@ -15,8 +15,8 @@ import pytest
 from blend_core.errors import ConfigurationError, EngineDiedError, RunInterruptedError, SourceError
 from flows.device_lock import device_lock
 from flows.progress import SilentProgress
-from flows.running import cancel_job, create_job, run_job
-from flows.stopping import StopSignal
+from flows.running import cancel_job, create_job, run_job, run_stages
+from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.jobs import JobStatus, get_job, request_cancel
 from storage.results import ResultRow, counts, iter_results
@@ -150,6 +150,37 @@ def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, mak
     assert outcome.cancelled >= 1
     assert outcome.output_uris
     assert_sums_hold(wiring, job_id, 601)
+
+
+def test_a_job_that_is_cancelled_between_stages_ends_as_cancelled(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=5, bad_lines=(b"{",)))
+
+    class CancellingAfterIngest(SilentProgress):
+        def stage_finished(self, stage: str, detail: str) -> None:
+            if stage == "ingest":
+                request_cancel(wiring.database, job_id)
+
+    outcome = run_job(wiring, job_id, CancellingAfterIngest())
+
+    assert (outcome.status, outcome.errored, outcome.cancelled) == ("cancelled", 1, 5)
+    assert_sums_hold(wiring, job_id, 6)
+
+
+def test_a_job_that_is_cancelled_while_it_is_read_ends_with_what_was_read(
+    wiring: Wiring, make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=30))
+    stop = StopSignal()
+
+    class StoppingIngest(SilentProgress):
+        def counted(self, num_done: int, num_total: int | None) -> None:
+            stop.request(StopReason.CANCELLED)
+
+    outcome = run_stages(wiring, job_id, StoppingIngest(), stop, lambda name, stage, context: stage(context))
+
+    assert outcome.status == "cancelled"
+    assert outcome.succeeded == 0
+    assert_sums_hold(wiring, job_id, outcome.total)
 
 
 def test_an_interrupt_cancels_the_job(wiring: Wiring, make_job: Any) -> None:
