@@ -1,0 +1,190 @@
+"""Shares a plan out among ranks, in shards that each have the plan's density (BlendServe §5.5).
+
+The plan falls in density from left to right, and the cut is the same scan as in a run: from both ends
+inwards, so that what has been taken at any time has the density of the whole. A shard is closed when it holds
+its share of the work: a piece from the left and a piece from the right. Neighbouring shards lie side by side,
+and a rank gets neighbours, so prefix groups stay together; each cut parts one path from the root at most. A
+cut moves to where less sharing is lost, but never by more than `CUT_SLACK` of a shard's work, so that no
+large group of prompts makes one shard late.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.errors import PlanError
+from blend_core.performance import compute_density, compute_s, memory_s, practical_optimum_s
+from blend_core.plan import Plan, frozen
+from blend_core.specs import DeviceProfile, ModelSpec
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+CUT_SLACK: Final = 0.01
+"""Share of a shard's work by which a cut may move to keep a prefix group together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shard:
+    """A piece of a plan for one rank.
+
+    Attributes:
+        rank: model replica that it is meant for, from 0.
+        index: number among all shards of the plan, from 0; those of a rank follow one another.
+        positions: `(num_requests,)` int64 places in the plan, rising: the left piece, then the right one.
+    """
+
+    rank: int
+    index: int
+    positions: Ints
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def partition(plan: Plan, num_ranks: int, shards_per_rank: int) -> list[Shard]:
+    """Cuts a plan into `num_ranks * shards_per_rank` shards of equal work. Does not mutate; deterministic.
+
+    Every request is in one shard. The work (`compute_s + memory_s`) of a shard is off its equal share by at
+    most `4 * CUT_SLACK` of it and the work of four requests. Where the plan falls in density the same holds
+    for `compute_s` and `memory_s` alone. Shards of a plan with few requests may be empty.
+
+    Raises:
+        PlanError: there is no rank, or no shard for one.
+    """
+    if num_ranks < 1 or shards_per_rank < 1:
+        raise PlanError("A plan is cut for at least one rank into at least one shard each; ask for those.")
+    num_shards = num_ranks * shards_per_rank
+    lefts, rights = _scan(plan.compute_s, plan.memory_s, num_shards)
+    done = np.concatenate((np.zeros(1), np.cumsum(plan.compute_s + plan.memory_s)))
+    slack_s = CUT_SLACK * float(done[-1]) / num_shards
+    lefts = np.maximum.accumulate(_cheapest(lefts, done, plan.num_shared_tokens, slack_s))
+    rights = np.minimum.accumulate(_cheapest(rights, done, plan.num_shared_tokens, slack_s))
+    # Moved cuts may not pass one another, and what they leave in the middle is the last shard's.
+    rights = np.maximum(rights, lefts.max(initial=0))
+    middle = rights.min(initial=len(plan))
+    lefts = np.concatenate(([0], lefts, [middle]))
+    rights = np.concatenate(([len(plan)], rights, [middle]))
+    return [
+        Shard(
+            rank=index // shards_per_rank,
+            index=index,
+            positions=np.concatenate(
+                (
+                    np.arange(lefts[index], lefts[index + 1]),
+                    np.arange(rights[index + 1], rights[index]),
+                )
+            ),
+        )
+        for index in range(num_shards)
+    ]
+
+
+def rank_positions(shards: list[Shard], rank: int) -> Ints:
+    """Returns the places in the plan of all that a rank is meant to run, rising."""
+    return np.sort(
+        np.concatenate([np.empty(0, dtype=np.int64), *(s.positions for s in shards if s.rank == rank)])
+    )
+
+
+def sub_plan(plan: Plan, positions: Ints, model: ModelSpec, device: DeviceProfile) -> Plan:
+    """Returns the plan of some of a plan's requests, in the order of the plan. Does not mutate.
+
+    What a request shares with one that is not in front of it any more is counted as lost, which is what a
+    rank with a cache of its own finds. The best sharing is not known from a plan, so it equals the planned
+    one. Nothing of it is simulated.
+
+    Args:
+        plan: the whole plan.
+        positions: places in it, rising.
+        model: the model that the plan was made for.
+        device: the device that the plan was made for.
+
+    Raises:
+        PlanError: no position is named.
+    """
+    if len(positions) == 0:
+        raise PlanError("A part of a plan holds at least one request; leave empty shards out.")
+    follows = np.diff(positions, prepend=-2) == 1
+    shared = np.where(follows, plan.num_shared_tokens[positions], 0).astype(np.int32)
+    prompt = plan.num_prompt_tokens[positions]
+    mean, second_moment = plan.estimated_output_tokens[positions], plan.estimated_output_tokens_sq[positions]
+    compute = np.where(follows, plan.compute_s[positions], compute_s(model, device, prompt, mean, shared))
+    spread_memory_s = float(memory_s(model, device, prompt, mean, second_moment).sum())
+    num_prompt_tokens = int(prompt.sum(dtype=np.int64))
+    sharing = int(shared.sum(dtype=np.int64)) / num_prompt_tokens
+    return replace(
+        plan,
+        summary=replace(
+            plan.summary,
+            num_requests=len(positions),
+            num_prompt_tokens=num_prompt_tokens,
+            estimated_output_tokens=float(mean.sum()),
+            compute_s=float(compute.sum()),
+            memory_s=spread_memory_s,
+            density=float(compute_density(compute.sum(), spread_memory_s)),
+            prefix_sharing_best=sharing,
+            prefix_sharing_planned=sharing,
+            optimum_s=practical_optimum_s(model, device, prompt, shared, mean, second_moment),
+            estimated_duration_s=None,
+        ),
+        seq=frozen(plan.seq[positions]),
+        num_prompt_tokens=frozen(prompt),
+        num_shared_tokens=frozen(shared),
+        max_tokens=frozen(plan.max_tokens[positions]),
+        estimated_output_tokens=frozen(mean),
+        estimated_output_tokens_sq=frozen(second_moment),
+        compute_s=frozen(compute),
+        memory_s=frozen(plan.memory_s[positions]),
+        lead=frozen(plan.lead[positions]),
+        progress=frozen(np.empty(0)),
+        planned_density=frozen(np.empty(0)),
+    )
+
+
+def _cheapest(cuts: Ints, done: Floats, shared: npt.NDArray[np.int32], slack_s: float) -> Ints:
+    """Returns the cuts moved, by `slack_s` of work at most, to where the fewest shared tokens are parted."""
+    moved = cuts.copy()
+    for index, cut in enumerate(cuts.tolist()):
+        first = int(np.searchsorted(done, done[cut] - slack_s, side="left"))
+        last = int(np.searchsorted(done, done[cut] + slack_s, side="right"))
+        candidates = np.arange(first, last)
+        # Nothing is parted at either end of the plan.
+        cost = np.where(candidates < len(shared), shared[np.minimum(candidates, len(shared) - 1)], 0)
+        moved[index] = candidates[np.lexsort((candidates, np.abs(candidates - cut), cost))[0]]
+    return moved
+
+
+@numba.njit(cache=True, nogil=True)
+def _scan(compute: Floats, memory: Floats, num_shards: int) -> tuple[Ints, Ints]:
+    """Returns `(num_shards - 1,)` how far both cursors have come when each shard but the last is full.
+
+    The left cursor takes while the work taken is less dense than the whole, the right one otherwise.
+    """
+    total_compute, total_memory = compute.sum(), memory.sum()
+    lefts, rights = np.empty(num_shards - 1, dtype=np.int64), np.empty(num_shards - 1, dtype=np.int64)
+    left, right, shard = 0, len(compute), 0
+    taken_compute, taken_memory = 0.0, 0.0
+    while shard < num_shards - 1:
+        share = (shard + 1) / num_shards * (total_compute + total_memory)
+        from_left = taken_compute * total_memory <= taken_memory * total_compute
+        next_one = left if from_left else right - 1
+        is_over = left == right
+        if not is_over:
+            # Closed where the work comes nearest to its share.
+            half = (compute[next_one] + memory[next_one]) / 2
+            is_over = taken_compute + taken_memory + half > share
+        if is_over:
+            lefts[shard], rights[shard] = left, right
+            shard += 1
+            continue
+        taken_compute += compute[next_one]
+        taken_memory += memory[next_one]
+        if from_left:
+            left += 1
+        else:
+            right -= 1
+    return lefts, rights
