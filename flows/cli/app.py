@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blend_core.errors import BlendError, ConfigurationError
-from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack
+from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status
 from flows.cli.output import tell
 
 EXIT_FAILED = 1
@@ -45,7 +45,7 @@ def blend(
     """
 
 
-for group in (demo, stack, run, check, inspect, profile, bench, database, models):
+for group in (demo, stack, run, check, status, inspect, profile, bench, database, models):
     group.register(app)
 
 

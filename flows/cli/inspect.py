@@ -1,4 +1,4 @@
-"""`blend status`, `results`, `report` and `cancel`: jobs as they stand in the database."""
+"""`blend results`, `report` and `cancel`: one job as it stands in the database."""
 
 import sys
 from collections.abc import Iterator
@@ -12,11 +12,9 @@ import typer
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
-    from storage.jobs import Job
-    from storage.results import Counts, ResultRow
+    from storage.results import ResultRow
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job (`blend status`).")]
-NUM_RECENT_JOBS = 10
 TABLE_TEXT_WIDTH = 60
 
 
@@ -30,29 +28,9 @@ class ResultFormat(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
-    app.command()(status)
     app.command()(results)
     app.command()(report)
     app.command()(cancel)
-
-
-def status(
-    job_id: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="Id of a job; without it services and recent jobs.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Show services and jobs, or one job.
-
-    \b
-    Examples:
-      blend status
-      blend status 0199f0c2 --json
-    """
-    if job_id is None:
-        _status_of_all(json=json)
-    else:
-        _status_of_one(job_id, json=json)
 
 
 def results(
@@ -165,119 +143,6 @@ def cancel(
         print_line(f"Job {job_id} is {state}.")
 
 
-def _status_of_all(*, json: bool) -> None:
-    from blend_core.errors import BlendError
-    from flows.cli.services import connected, local_stack
-    from flows.settings import load_settings
-    from storage.jobs import list_jobs
-
-    settings = load_settings()
-    services = local_stack(settings).status()
-    jobs: list[Job] | None = None
-    try:
-        with connected(settings) as wiring:
-            jobs = list_jobs(wiring.database, limit=NUM_RECENT_JOBS)
-    except BlendError as error:
-        reason = str(error)
-    if json:
-        print_json(
-            {
-                "services": [
-                    {"name": entry.name, "state": entry.state, "pid": entry.pid, "url": entry.url}
-                    for entry in services
-                ],
-                "jobs": None if jobs is None else [_job_json(job) for job in jobs],
-            }
-        )
-        return
-    print_table(
-        ("service", "state", "pid", "address"),
-        [(entry.name, entry.state, _text(entry.pid), entry.url or "") for entry in services],
-    )
-    print_line("")
-    if jobs is None:
-        print_line(reason)
-    elif not jobs:
-        print_line("No job yet; try `blend demo`.")
-    else:
-        print_table(
-            ("job", "name", "status", "created", "done", "errored", "total"),
-            [
-                (
-                    job.job_id,
-                    job.name,
-                    job.status,
-                    f"{job.created_at:%Y-%m-%d %H:%M:%S}",
-                    job.num_succeeded,
-                    job.num_errored,
-                    job.num_total,
-                )
-                for job in jobs
-            ],
-        )
-
-
-def _status_of_one(job_id: str, *, json: bool) -> None:
-    from flows.cli.services import connected
-    from storage.jobs import get_job
-    from storage.results import counts, job_metrics
-
-    with connected() as wiring:
-        job = get_job(wiring.database, job_id)
-        tally = counts(wiring.database, job_id)
-        metrics = job_metrics(wiring.database, job_id)
-    if json:
-        print_json(
-            _job_json(job)
-            | _tally_json(tally)
-            | {"tokens_per_s": metrics.tokens_per_s, "prefix_sharing": metrics.prefix_sharing}
-        )
-        return
-    done = tally.total - tally.pending
-    print_line(f"Job {job.job_id} ({job.name}): {job.status}, model {job.model}")
-    print_line(
-        f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "
-        f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"
-    )
-    if metrics.tokens_per_s is not None:
-        sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
-        print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
-    if job.error_message:
-        print_line(job.error_message)
-    for uri in filter(None, (job.output_uri, job.error_uri)):
-        print_line(uri)
-
-
-def _job_json(job: "Job") -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "name": job.name,
-        "status": job.status,
-        "model": job.model,
-        "created_at": job.created_at.isoformat(),
-        "finished_at": None if job.finished_at is None else job.finished_at.isoformat(),
-        "total": job.num_total,
-        "succeeded": job.num_succeeded,
-        "errored": job.num_errored,
-        "expired": job.num_expired,
-        "cancelled": job.num_cancelled,
-        "error_message": job.error_message,
-        "output_uri": job.output_uri,
-        "error_uri": job.error_uri,
-    }
-
-
-def _tally_json(tally: "Counts") -> dict[str, int]:
-    return {
-        "total": tally.total,
-        "succeeded": tally.succeeded,
-        "errored": tally.errored,
-        "expired": tally.expired,
-        "cancelled": tally.cancelled,
-        "pending": tally.pending,
-    }
-
-
 def _chosen(rows: Iterator["ResultRow"], errors: bool, limit: int | None) -> Iterator["ResultRow"]:
     num_left = limit
     for row in rows:
@@ -303,7 +168,3 @@ def _table_row(row: "ResultRow") -> tuple[object, ...]:
         short = f"{short[: TABLE_TEXT_WIDTH - 1]}…"
     place = f"{row.source_uri.rsplit('/', 1)[-1]}:{row.source_line}"
     return place, row.custom_id, row.status, row.num_output_tokens, short
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
