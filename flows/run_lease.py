@@ -1,20 +1,30 @@
-"""Keeps a run's lease while its stages work, and passes on what the database says about the job."""
+"""A run's hold on its job: taken, kept while the stages work, and written off at the end."""
 
 import logging
 import threading
-from collections.abc import Callable
-from datetime import datetime
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from blend_core.errors import StaleRunError, StorageUnavailableError
+from blend_core.errors import (
+    BlendError,
+    RunInterruptedError,
+    StaleRunError,
+    StorageError,
+    StorageUnavailableError,
+)
+from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal
 from storage.database import Database
 from storage.jobs import JobStatus
-from storage.runs import Run, heartbeat
+from storage.runs import Run, RunStatus, finish_run, heartbeat, start_run
 
 logger = logging.getLogger(__name__)
 
+ENGINE_NAME = "torch"
 LEASE_S = 30.0
 HEARTBEAT_INTERVAL_S = 2.0
 
@@ -73,3 +83,69 @@ class RunLease:
         else:
             if status is JobStatus.CANCELLING:
                 self._stop.request(StopReason.CANCELLED)
+
+
+def take_job(
+    db: Database, job_id: str, *, policy: str, progress: Progress, stop: StopSignal, wait_for_lease: bool
+) -> Run:
+    """Starts a run of a job. The lease of a dead run is waited for; one that is renewed is a live run's.
+
+    Args:
+        db: the platform's tables.
+        job_id: the job.
+        policy: the job's admission policy, to be recorded.
+        progress: told what is waited for.
+        stop: ends the wait.
+        wait_for_lease: False raises at once.
+
+    Raises:
+        StorageError: the job has ended, or another run executes it; `ids["lease_left_s"]` is there then.
+        RunInterruptedError: the wait was ended.
+    """
+    deadline_s = time.monotonic() + LEASE_S + 5.0
+    told = False
+    while True:
+        try:
+            return start_run(
+                db,
+                job_id,
+                engine=ENGINE_NAME,
+                policy=policy,
+                details={},
+                lease_s=LEASE_S,
+            )
+        except StorageError as error:
+            left_s = error.ids.get("lease_left_s")
+            if not isinstance(left_s, int) or not wait_for_lease or time.monotonic() + left_s > deadline_s:
+                raise
+            if not told:
+                progress.note(f"{error} Waiting {left_s} s for it.")
+                told = True
+            if stop.wait(min(float(left_s), 1.0)):
+                raise RunInterruptedError(
+                    f"The process was told to end before it ran job {job_id}; run it again.",
+                    job_id=job_id,
+                ) from None
+
+
+@contextmanager
+def held_job(db: Database, run: Run, stop: StopSignal, expires_at: datetime | None) -> Iterator[None]:
+    """Keeps the run's lease through the block and writes down how the run ended."""
+    try:
+        with RunLease(db, run, stop, expires_at=expires_at, clock=lambda: datetime.now(tz=UTC)) as lease:
+            lease.check()
+            yield
+    except StaleRunError:
+        # The run belongs to no one any more; there is nothing to write down.
+        raise
+    except RunInterruptedError as error:
+        finish_run(db, run, RunStatus.CANCELLED, error_message=str(error))
+        raise
+    except BlendError as error:
+        finish_run(db, run, RunStatus.FAILED, error_message=str(error))
+        raise
+    except BaseException as error:
+        # The message of a foreign error may quote a prompt; its kind is enough here, the log has the rest.
+        finish_run(db, run, RunStatus.FAILED, error_message=f"Unexpected {type(error).__name__}.")
+        raise
+    finish_run(db, run, RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED)

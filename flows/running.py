@@ -3,37 +3,28 @@
 The Prefect flow runs the very same stages; it only puts each of them into a task.
 """
 
-import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from blend_core.errors import (
-    BlendError,
     ConfigurationError,
     RunInterruptedError,
     SourceError,
-    StaleRunError,
     StorageError,
 )
 from flows.job_spec import BatchJobSpec, parse_job
 from flows.progress import Progress
-from flows.run_lease import LEASE_S, RunLease
+from flows.run_lease import LEASE_S, held_job, take_job
 from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
-from storage.jobs import Job, JobStatus, close_pending, get_job, request_cancel, set_job_status
+from storage.jobs import JobStatus, close_pending, get_job, request_cancel, set_job_status
 from storage.results import counts
-from storage.runs import Run, RunStatus, finish_run, heartbeat, start_run
-
-logger = logging.getLogger(__name__)
-
-ENGINE_NAME = "torch"
+from storage.runs import heartbeat
 
 
 class StageRunner(Protocol):
@@ -157,71 +148,17 @@ def run_stages(
     job = get_job(wiring.database, job_id)
     if not job.status.is_end:
         spec = parse_job(job.spec, origin=f"Job {job_id}")
-        run = _take_job(wiring, job, spec, progress, stop, wait_for_lease)
-        with _held(wiring, job, run, stop):
+        run = take_job(
+            wiring.database,
+            job_id,
+            policy=spec.options.policy.value,
+            progress=progress,
+            stop=stop,
+            wait_for_lease=wait_for_lease,
+        )
+        with held_job(wiring.database, run, stop, job.expires_at):
             _run_stages(JobContext(wiring, spec, run, stop, progress), run_stage)
     return _outcome(wiring, job_id, time.monotonic() - started_s)
-
-
-def _take_job(
-    wiring: Wiring,
-    job: Job,
-    spec: BatchJobSpec,
-    progress: Progress,
-    stop: StopSignal,
-    wait_for_lease: bool,
-) -> Run:
-    """Starts a run. The lease of a run that died is waited for; one that is renewed means that it lives."""
-    deadline_s = time.monotonic() + LEASE_S + 5.0
-    told = False
-    while True:
-        try:
-            return start_run(
-                wiring.database,
-                job.job_id,
-                engine=ENGINE_NAME,
-                policy=spec.options.policy.value,
-                details={},
-                lease_s=LEASE_S,
-            )
-        except StorageError as error:
-            left_s = error.ids.get("lease_left_s")
-            if not isinstance(left_s, int) or not wait_for_lease or time.monotonic() + left_s > deadline_s:
-                raise
-            if not told:
-                progress.note(f"{error} Waiting {left_s} s for it.")
-                told = True
-            if stop.wait(min(float(left_s), 1.0)):
-                raise RunInterruptedError(
-                    f"The process was told to end before it ran job {job.job_id}; run it again.",
-                    job_id=job.job_id,
-                ) from None
-
-
-@contextmanager
-def _held(wiring: Wiring, job: Job, run: Run, stop: StopSignal) -> Iterator[None]:
-    """Keeps the run's lease and writes down how the run ended."""
-    database = wiring.database
-    try:
-        with RunLease(
-            database, run, stop, expires_at=job.expires_at, clock=lambda: datetime.now(tz=UTC)
-        ) as lease:
-            lease.check()
-            yield
-    except StaleRunError:
-        # The run belongs to no one any more; there is nothing to write down.
-        raise
-    except RunInterruptedError as error:
-        finish_run(database, run, RunStatus.CANCELLED, error_message=str(error))
-        raise
-    except BlendError as error:
-        finish_run(database, run, RunStatus.FAILED, error_message=str(error))
-        raise
-    except BaseException as error:
-        # The message of a foreign error may quote a prompt; its kind is enough here, the log has the rest.
-        finish_run(database, run, RunStatus.FAILED, error_message=f"Unexpected {type(error).__name__}.")
-        raise
-    finish_run(database, run, RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED)
 
 
 def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
