@@ -7,6 +7,7 @@ never under the time to read the weights, decode attention reaches a share of th
 overlap hides all but a share of the shorter one.
 
 `H` of the formulas is the width of attention, `num_heads * head_size`; it equals the hidden size for Llama.
+`P` is the parameters that one token passes: of a mixture of experts, those of the experts it is sent to.
 """
 
 from dataclasses import dataclass
@@ -37,7 +38,9 @@ def compute_s(
     """
     cached = np.asarray(num_cached_tokens, dtype=np.float64)
     prompt = np.asarray(num_prompt_tokens, dtype=np.float64)
-    linear = 2.0 * model.num_parameters * (prompt - cached + np.asarray(num_output_tokens, dtype=np.float64))
+    linear = (
+        2.0 * model.parameters_per_token * (prompt - cached + np.asarray(num_output_tokens, dtype=np.float64))
+    )
     attention = _attention_flops_per_token_sq(model) * (prompt * prompt - cached * cached)
     return np.asarray((linear + attention) / device.compute_flops_per_s, dtype=np.float64)
 
@@ -110,7 +113,10 @@ def step_cost(
         prefill_tokens_sq: sum over prefill chunks of `(c + t)^2 - c^2`, `t` tokens after `c` earlier ones.
         decode_kv_tokens: sum over decode tokens of the KV tokens read.
     """
-    flops = 2.0 * model.num_parameters * num_tokens + _attention_flops_per_token_sq(model) * prefill_tokens_sq
+    flops = (
+        2.0 * model.parameters_per_token * num_tokens
+        + _attention_flops_per_token_sq(model) * prefill_tokens_sq
+    )
     return StepCost(
         compute_s=flops / device.compute_flops_per_s,
         memory_s=decode_kv_tokens * model.kv_bytes_per_token / device.bandwidth_bytes_per_s,
@@ -143,7 +149,7 @@ class StepTimeModel:
         return cls(
             gemm_fixed_s=device.gemm_fixed_s_per_layer * model.num_layers,
             gemm_s_per_token=2.0
-            * model.num_parameters
+            * model.parameters_per_token
             / (device.compute_flops_per_s * device.gemm_efficiency),
             weight_read_s=float(model.num_parameters * model.dtype_bytes) / device.bandwidth_bytes_per_s,
             prefill_s_per_token_sq=_attention_flops_per_token_sq(model) / device.compute_flops_per_s,
@@ -280,4 +286,4 @@ def optimum_of_totals_s(
 
 def _attention_flops_per_token_sq(model: ModelSpec) -> float:
     """Causal prefill attention: `2 H L` FLOPs for each unit of `(c + t)^2 - c^2`."""
-    return 2.0 * model.num_heads * model.head_size * model.num_layers
+    return 2.0 * model.attention_width * model.num_layers

@@ -4,13 +4,13 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from blend_core.errors import ConfigurationError
+from blend_core.model_shape import ModelConfig, model_shape
 
-_MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4, "bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -21,14 +21,19 @@ class ModelSpec:
     Attributes:
         name: the name under which it is recorded.
         num_parameters: all of them, as published: embedding table and output head included, once if tied [P].
+            A step reads all of them, those of every expert too: a few dozen tokens find each expert in use.
         num_layers: transformer layers [L].
         hidden_size: width of the residual stream [H].
         num_heads: attention heads.
         num_kv_heads: key/value heads; equal to `num_heads` for MHA.
-        head_size: elements of one head.
+        head_size: elements of one head of queries and keys.
         dtype_bytes: bytes of one element of weights and KV [b].
         max_model_len: longest prompt plus answer, in tokens.
         vocab_size: rows of the output head.
+        num_active_parameters: those that one token passes, of a mixture of experts; None where it is all.
+        value_head_size: elements of one head of values; None where it is `head_size`.
+        latent_kv_size: elements that a token holds in each layer under latent attention, shared by all heads;
+            None where keys and values are kept for each head.
     """
 
     name: str
@@ -41,11 +46,28 @@ class ModelSpec:
     dtype_bytes: int
     max_model_len: int
     vocab_size: int
+    num_active_parameters: int | None = None
+    value_head_size: int | None = None
+    latent_kv_size: int | None = None
+
+    @property
+    def parameters_per_token(self) -> int:
+        """Parameters that one token is multiplied with: `P` of the compute formulas."""
+        return self.num_parameters if self.num_active_parameters is None else self.num_active_parameters
+
+    @property
+    def attention_width(self) -> int:
+        """`H` of the attention formulas: heads times the mean of what a head's two products are wide."""
+        value_head_size = self.head_size if self.value_head_size is None else self.value_head_size
+        return self.num_heads * (self.head_size + value_head_size) // 2
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token holds: `2 H_kv L b` (BlendServe §4.1)."""
-        return 2 * self.num_kv_heads * self.head_size * self.num_layers * self.dtype_bytes
+        """Bytes of KV that one token holds: `2 H_kv L b` (BlendServe §4.1), or the latent ones."""
+        elements = 2 * self.num_kv_heads * self.head_size
+        if self.latent_kv_size is not None:
+            elements = self.latent_kv_size
+        return elements * self.num_layers * self.dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +93,33 @@ class DeviceProfile:
     gemm_fixed_s_per_layer: float
     attention_bandwidth_efficiency: float
     overlap_interference: float
+
+    def scaled(self, num_devices: int, efficiency: float = 1.0) -> "DeviceProfile":
+        """Returns the profile of several devices that run one model by tensor parallelism. Does not mutate.
+
+        Compute and bandwidth grow with the devices, less what `efficiency` leaves to communication; so does
+        KV capacity. The fixed time of a layer stays: each device launches every layer. It holds while KV is
+        split by head: a model with fewer KV heads than devices, or with latent KV, keeps copies instead, and
+        its profile needs a smaller `kv_capacity_bytes`.
+
+        Args:
+            num_devices: devices of one replica.
+            efficiency: share of their peaks that is left beside communication, above 0 and at most 1.
+
+        Raises:
+            ConfigurationError: either is out of its range.
+        """
+        if num_devices < 1 or not 0 < efficiency <= 1:
+            raise ConfigurationError(
+                "A profile is scaled to at least 1 device at an efficiency above 0 and at most 1; give those."
+            )
+        return replace(
+            self,
+            name=f"{self.name}-x{num_devices}",
+            compute_flops_per_s=self.compute_flops_per_s * num_devices * efficiency,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * num_devices * efficiency,
+            kv_capacity_bytes=self.kv_capacity_bytes * num_devices,
+        )
 
 
 _Spec = TypeVar("_Spec", ModelSpec, DeviceProfile)
@@ -100,9 +149,10 @@ def load_model_spec(folder: Path, dtype: str, name: str | None = None) -> ModelS
 
 
 def model_spec_from_hf_config(config: Mapping[str, Any], name: str, dtype: str) -> ModelSpec:
-    """Returns the spec of a dense decoder from its parsed Hugging Face configuration.
+    """Returns the spec of a decoder from its parsed Hugging Face configuration.
 
-    Parameters are counted as published: the embedding table is in, once where it is tied to the output head.
+    Dense models, mixtures of experts, and latent attention (MLA). Parameters are counted as published: the
+    embedding table is in, once where it is tied to the output head.
 
     Raises:
         ConfigurationError: an architecture or a feature that the formulas do not cover, or a missing size.
@@ -110,43 +160,8 @@ def model_spec_from_hf_config(config: Mapping[str, Any], name: str, dtype: str) 
     dtype_bytes = _DTYPE_BYTES.get(dtype)
     if dtype_bytes is None:
         raise ConfigurationError(f"Unknown dtype {dtype!r}; use one of {', '.join(_DTYPE_BYTES)}.")
-    model_type = config.get("model_type")
-    if model_type not in _MODEL_TYPES:
-        raise ConfigurationError(
-            f"Model {name} has the unsupported type {model_type!r}; use one of {', '.join(_MODEL_TYPES)}."
-        )
-    _refuse_uncovered_features(config, name)
-    hidden = _size(config, name, "hidden_size")
-    heads = _size(config, name, "num_attention_heads")
-    kv_heads = _size(config, name, "num_key_value_heads", heads if model_type == "llama" else None)
-    head_size = _size(config, name, "head_dim", 128 if model_type == "qwen3" else hidden // heads)
-    layers = _size(config, name, "num_hidden_layers")
-    intermediate = _size(config, name, "intermediate_size")
-    vocab = _size(config, name, "vocab_size")
-
-    attention_width, kv_width = heads * head_size, kv_heads * head_size
-    per_layer = 2 * hidden * (attention_width + kv_width) + 3 * hidden * intermediate + 2 * hidden
-    if model_type == "qwen2":
-        per_layer += attention_width + 2 * kv_width
-    elif config.get("attention_bias"):
-        per_layer += attention_width + 2 * kv_width + hidden
-    if config.get("mlp_bias"):
-        per_layer += 2 * intermediate + hidden
-    if model_type == "qwen3":
-        per_layer += 2 * head_size
-    tables = 1 if config.get("tie_word_embeddings", False) else 2
-    return ModelSpec(
-        name=name,
-        num_parameters=tables * vocab * hidden + layers * per_layer + hidden,
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_size=head_size,
-        dtype_bytes=dtype_bytes,
-        max_model_len=_size(config, name, "max_position_embeddings"),
-        vocab_size=vocab,
-    )
+    shape = model_shape(ModelConfig(config, name))
+    return ModelSpec(name=name, dtype_bytes=dtype_bytes, **asdict(shape))
 
 
 def model_spec_preset(name: str) -> ModelSpec:
@@ -185,34 +200,6 @@ def save_device_profile(profile: DeviceProfile, path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _refuse_uncovered_features(config: Mapping[str, Any], name: str) -> None:
-    if config.get("quantization_config"):
-        raise ConfigurationError(
-            f"Model {name} is quantised, which is not supported; use its 16 or 32 bit weights."
-        )
-    window = config.get("sliding_window")
-    if (
-        window
-        and config.get("use_sliding_window", True)
-        and window < config.get("max_position_embeddings", 0)
-    ):
-        raise ConfigurationError(
-            f"Model {name} attends within a sliding window of {window} tokens, which is not supported; "
-            "use a model with full attention."
-        )
-
-
-def _size(config: Mapping[str, Any], name: str, key: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigurationError(
-            f"The configuration of model {name} lacks a positive {key}; use a complete folder."
-        )
-    return value
-
-
 def _shipped_names(folder: str) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in Path(__file__).with_name(folder).glob("*.toml")))
 
@@ -235,9 +222,12 @@ def _from_toml(cls: type[_Spec], file: Path) -> _Spec:
     values: dict[str, Any] = {}
     for field in fields(cls):
         value = table.pop(field.name, None)
-        if field.type is float and type(value) is int:
+        if value is None and field.default is None:
+            continue
+        expected = int if field.default is None else field.type
+        if expected is float and type(value) is int:
             value = float(value)
-        if type(value) is not field.type or not _is_valid(field.name, value):
+        if type(value) is not expected or not _is_valid(field.name, value):
             raise ConfigurationError(
                 f"{file} lacks a valid {field.name}; see the shipped files for its form."
             )

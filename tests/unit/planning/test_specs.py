@@ -9,6 +9,7 @@ import pytest
 
 from blend_core.device_measure import MeasureSizes, measure_cpu_profile
 from blend_core.errors import ConfigurationError
+from blend_core.performance import StepTimeModel, compute_s
 from blend_core.specs import (
     ModelSpec,
     device_profile_names,
@@ -65,6 +66,156 @@ QWEN3_0_6B: dict[str, Any] = {
     "max_position_embeddings": 40960,
     "tie_word_embeddings": True,
 }
+LLAMA_70B: dict[str, Any] = {
+    **LLAMA_8B,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
+MIXTRAL_8X7B: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": None,
+}
+QWEN15_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "vocab_size": 151936,
+    "max_position_embeddings": 8192,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+}
+QWEN3_30B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+    "max_position_embeddings": 163840,
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    **DEEPSEEK_V2_LITE,
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "vocab_size": 129280,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "total", "active"),
+    [
+        (LLAMA_70B, 70.6e9, 70.6e9),
+        (MIXTRAL_8X7B, 46.7e9, 12.9e9),
+        (QWEN15_MOE, 14.3e9, 2.7e9),
+        (QWEN3_30B, 30.5e9, 3.3e9),
+        (DEEPSEEK_V2_LITE, 15.7e9, 2.66e9),
+        (DEEPSEEK_V3, 671e9, 37.5e9),
+    ],
+    ids=["llama-70b", "mixtral-8x7b", "qwen1.5-moe", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3"],
+)
+def test_totals_and_active_parameters_come_out_as_published(
+    config: dict[str, Any], total: float, active: float
+) -> None:
+    spec = model_spec_from_hf_config(config, "model", "bf16")
+    assert spec.num_parameters == pytest.approx(total, rel=0.005)
+    assert spec.parameters_per_token == pytest.approx(active, rel=0.02)
+
+
+def test_experts_cost_compute_where_a_token_passes_and_weight_reads_all_over() -> None:
+    spec = model_spec_from_hf_config(MIXTRAL_8X7B, "mixtral", "bf16")
+    device = load_device_profile("a100-80g")
+    times = StepTimeModel.of(spec, device)
+    assert times.weight_read_s == pytest.approx(2 * 46.7e9 / 2039e9, rel=0.01)
+    linear = float(compute_s(spec, device, 1000, 10) - compute_s(spec, device, 1000, 0))
+    assert linear == pytest.approx(2 * 10 * 12.9e9 / 312e12, rel=0.01)
+
+
+def test_latent_attention_keeps_one_vector_for_all_heads() -> None:
+    spec = model_spec_from_hf_config(DEEPSEEK_V3, "v3", "bf16")
+    assert spec.kv_bytes_per_token == (512 + 64) * 61 * 2
+    # Queries and keys are 192 wide, values 128.
+    assert spec.attention_width == 128 * 160
+    headed = model_spec_from_hf_config({**LLAMA_8B, "num_key_value_heads": None}, "mha", "bf16")
+    assert headed.kv_bytes_per_token == 4 * model_spec_preset("llama-3.1-8b").kv_bytes_per_token
+
+
+def test_dense_layers_among_experts_are_counted_as_dense() -> None:
+    sparse = model_spec_from_hf_config(QWEN3_30B, "m", "bf16")
+    mixed = model_spec_from_hf_config({**QWEN3_30B, "mlp_only_layers": [0, 1]}, "m", "bf16")
+    layer = 3 * 2048 * 6144 - (2048 * 128 + 128 * 3 * 2048 * 768)
+    assert mixed.num_parameters == sparse.num_parameters + 2 * layer
+    every_other = model_spec_from_hf_config({**QWEN3_30B, "decoder_sparse_step": 2}, "m", "bf16")
+    assert every_other.num_parameters == sparse.num_parameters + 24 * layer
+
+
+def test_tensor_parallel_devices_add_up() -> None:
+    one = load_device_profile("a100-80g")
+    eight = one.scaled(8, efficiency=0.9)
+    assert eight.name == "a100-80g-x8"
+    assert eight.compute_flops_per_s == pytest.approx(7.2 * one.compute_flops_per_s)
+    assert eight.bandwidth_bytes_per_s == pytest.approx(7.2 * one.bandwidth_bytes_per_s)
+    assert eight.kv_capacity_bytes == 8 * one.kv_capacity_bytes
+    assert eight.gemm_fixed_s_per_layer == one.gemm_fixed_s_per_layer
+    for num_devices, efficiency in ((0, 1.0), (2, 0.0), (2, 1.1)):
+        with pytest.raises(ConfigurationError, match="efficiency"):
+            one.scaled(num_devices, efficiency)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +235,10 @@ def test_head_size_may_differ_from_hidden_over_heads() -> None:
 def test_presets_equal_their_configurations() -> None:
     assert model_spec_preset("llama-3.1-8b") == model_spec_from_hf_config(LLAMA_8B, "llama-3.1-8b", "bf16")
     assert model_spec_preset("qwen2.5-7b") == model_spec_from_hf_config(QWEN2_7B, "qwen2.5-7b", "bf16")
+    assert model_spec_preset("mixtral-8x7b") == model_spec_from_hf_config(
+        MIXTRAL_8X7B, "mixtral-8x7b", "bf16"
+    )
+    assert model_spec_preset("deepseek-v3") == model_spec_from_hf_config(DEEPSEEK_V3, "deepseek-v3", "bf16")
     assert set(model_spec_preset_names()) >= {"llama-3.1-8b", "llama-3.1-70b", "llama-2-7b", "qwen2.5-7b"}
     for name in model_spec_preset_names():
         assert model_spec_preset(name).name == name
@@ -99,7 +254,11 @@ def test_spec_is_read_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
+        ({"model_type": "mamba"}, "mamba"),
+        ({**DEEPSEEK_V3, "attention_bias": True}, "biases"),
+        ({**DEEPSEEK_V3, "kv_lora_rank": None}, "kv_lora_rank"),
+        ({**MIXTRAL_8X7B, "num_experts_per_tok": 9}, "9 of 8 experts"),
+        ({**MIXTRAL_8X7B, "num_local_experts": None}, "num_local_experts"),
         ({"model_type": None}, "None"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
