@@ -178,36 +178,33 @@ def test_estimates_keep_to_bounds_and_moments(requests: RequestArrays, samples: 
 def test_estimates_equal_their_plain_twin(requests: RequestArrays, samples: dict[int, int]) -> None:
     tree = build_prefix_tree(requests, 1)
     lengths = estimate_output_lengths(requests, tree, samples)
-    prompts, seqs = prompts_of(requests), requests.seq.tolist()
-    upper, lower = requests.max_tokens.tolist(), requests.min_tokens.tolist()
+    seqs, upper, lower = requests.seq.tolist(), requests.max_tokens.tolist(), requests.min_tokens.tolist()
     told = {
         row: samples[seq]
         for row, seq in enumerate(seqs)
         if seq in samples and lower[row] < upper[row] and upper[row] > 1
     }
     elsewhere = [length for seq, length in samples.items() if seq not in seqs]
-    for row, seq in enumerate(seqs):
-        if seq in samples or lower[row] >= upper[row] or upper[row] == 1:
+    for leaf, row in enumerate(tree.leaf_row.tolist()):
+        if seqs[row] in samples or lower[row] >= upper[row] or upper[row] == 1:
             continue
+        least = max(lower[row], 1)
         if not told and not elsewhere:
-            assert lengths.mean[row] == (max(lower[row], 1) + upper[row]) / 2
+            assert lengths.mean[row] == (least + upper[row]) / 2
             continue
-        # The samples that share most with this prompt, among those of its node and the nodes above it.
-        depths = {other: plain_depth(prompts, row, other) for other in told}
-        own = max(plain_depth(prompts, row, other) for other in range(len(prompts)) if other != row)
-        near = max((min(depth, own) for depth in depths.values()), default=0)
-        if near > 0:
-            alike = [told[other] for other, depth in depths.items() if min(depth, own) >= near]
-        else:
-            alike = [told[other] for other in told if upper[other] == upper[row]]
-            alike = alike or [*told.values(), *elsewhere]
-        assert np.isclose(lengths.mean[row], np.clip(np.mean(alike), max(lower[row], 1), upper[row]))
-
-
-def plain_depth(prompts: list[tuple[int, ...]], row: int, other: int) -> int:
-    """Depth of the lowest node that holds both: equal prompts share all but one token."""
-    first, second = sorted((prompts[row], prompts[other]))
-    return plain_shared(first, second, 1)
+        node, alike = int(tree.leaf_parent[leaf]), list[int]()
+        while node > 0 and not alike:
+            below = tree.leaf_row[tree.leaf_start[node] : tree.leaf_end[node]].tolist()
+            alike = [told[other] for other in below if other in told]
+            node = int(tree.parent[node])
+        alike = alike or [told[other] for other in told if upper[other] == upper[row]]
+        alike = alike or [*told.values(), *elsewhere]
+        squares = [length**2 for length in alike]
+        assert np.isclose(lengths.mean[row], np.clip(np.mean(alike), least, upper[row]))
+        assert np.isclose(
+            lengths.second_moment[row],
+            max(np.clip(np.mean(squares), least**2, upper[row] ** 2), lengths.mean[row] ** 2),
+        )
 
 
 @settings(deadline=None)
