@@ -1,7 +1,8 @@
 """The prefix tree of a job's prompts in flat arrays (BlendServe §5.1).
 
 The engine shares whole KV blocks, so the tree is over blocks: two prompts meet in an inner node only when
-they have its blocks in common. With `block_size` 1 it is the paper's tree over tokens.
+they have its blocks in common. Branches within a block make no node of their own: fewer, larger nodes, and no
+sharing lost. With `block_size` 1 it is the paper's tree over tokens.
 
 Building takes three passes: sort the prompts, compare neighbours, and read the tree of intervals off their
 common prefix lengths with a stack.

@@ -18,7 +18,7 @@ from blend_core.planner import PLANNED_POLICIES, PlanConfig, build_plan
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import load_device_profile, model_spec_preset
-from blend_core.transform import order_by_density
+from blend_core.transform import LayerWiseSort, order_by_density
 
 MODEL = model_spec_preset("llama-3.1-8b")
 DEVICE = load_device_profile("a100-80g")
@@ -123,6 +123,31 @@ def test_root_sums_equal_those_of_the_leaves_in_order(requests: RequestArrays, b
     memory = memory_s(MODEL, DEVICE, tree.num_prompt_tokens, mean, second_moment).sum()
     assert np.isclose(annotation.compute_s[len(tree)], compute)
     assert np.isclose(annotation.memory_s[len(tree)], memory)
+
+
+@settings(deadline=None)
+@given(jobs(), block_sizes)
+def test_layer_wise_sort_equals_its_plain_twin(requests: RequestArrays, block_size: int) -> None:
+    tree = build_prefix_tree(requests, block_size)
+    costs = TreeCosts.of(tree, estimate_output_lengths(requests, tree), MODEL, DEVICE)
+    annotation = annotate(tree, costs)
+    n, falling = len(tree), (-annotation.density).tolist()
+
+    def plain_leaves(node: int) -> list[int]:
+        """Leaves below a node, children by density; leaves without a token of their own first."""
+        children = []
+        for leaf in np.flatnonzero(tree.leaf_parent == node).tolist():
+            is_whole = tree.num_prompt_tokens[leaf] == tree.depth[node]
+            children.append((-np.inf if is_whole else falling[leaf], leaf, [leaf]))
+        for child in np.flatnonzero(tree.parent == node).tolist():
+            children.append((falling[n + child], int(tree.leaf_start[child]), plain_leaves(child)))
+        return [leaf for _, _, leaves in sorted(children) for leaf in leaves]
+
+    places = LayerWiseSort(tree, costs).places(annotation)
+    expected = plain_leaves(0)
+    assert np.argsort(places[:n]).tolist() == expected
+    for node in range(tree.num_nodes):
+        assert expected[places[n + node]] == plain_leaves(node)[0]
 
 
 def leaf_order(tree: PrefixTree, requests: RequestArrays, kept: float) -> np.ndarray:
