@@ -131,6 +131,6 @@ def density_plot(report: JobReport, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("seconds since the first batch")
     axes.set_ylabel("compute density (compute s / memory s)")
-    axes.set_title(f"Density of the batches of job {report.job_id}")
+    axes.set_title(f"Density of the batches, {report.job_id}")
     axes.legend()
     figure.savefig(path, dpi=120)
