@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import sqlalchemy
-
 from blend_core.engines.base import StepWindow
 from flows.progress import Progress
 from storage.database import Database
 from storage.jobs import JobStatus, get_job
+from storage.plans import load_plan_summary, next_revision
 from storage.results import DensityRow, counts, densities
+from storage.runs import latest_run_id
 
 POLL_S = 0.5
 
@@ -72,13 +72,8 @@ def _standing(database: Database, job_id: str, status: JobStatus, *, is_ingested
         return _Standing("export", None)
     if not is_ingested:
         return _Standing("ingest", None)
-    statement = """
-        SELECT (SELECT count(*) FROM plan WHERE job_id = :job_id),
-               (SELECT run_id FROM run WHERE job_id = :job_id ORDER BY fencing_number DESC LIMIT 1)
-    """
-    with database.connect() as connection:
-        num_plans, run_id = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).one()
-    return _Standing("infer" if num_plans else "plan", None if run_id is None else str(run_id))
+    has_plan = next_revision(database, job_id) > 0
+    return _Standing("infer" if has_plan else "plan", latest_run_id(database, job_id))
 
 
 def _move(database: Database, job_id: str, progress: Progress, old: str | None, new: str | None) -> None:
@@ -106,18 +101,15 @@ def _outcome(database: Database, job_id: str, stage: str) -> str:
 
 
 def _plan_outcome(database: Database, job_id: str) -> str:
-    statement = """
-        SELECT num_requests, estimated_duration_s, density, prefix_sharing_planned, prefix_sharing_best
-        FROM plan WHERE job_id = :job_id AND revision = 0
-    """
-    with database.connect() as connection:
-        row = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).one_or_none()
-    if row is None:
+    summary = load_plan_summary(database, job_id, revision=0)
+    if summary is None:
         return "nothing to run"
-    duration = "" if row.estimated_duration_s is None else f", about {row.estimated_duration_s:,.0f} s"
+    duration = (
+        "" if summary.estimated_duration_s is None else f", about {summary.estimated_duration_s:,.0f} s"
+    )
     return (
-        f"{row.num_requests:,} requests{duration}, density {row.density:.2f}, "
-        f"prefix sharing {row.prefix_sharing_planned:.0%} of at best {row.prefix_sharing_best:.0%}"
+        f"{summary.num_requests:,} requests{duration}, density {summary.density:.2f}, "
+        f"prefix sharing {summary.prefix_sharing_planned:.0%} of at best {summary.prefix_sharing_best:.0%}"
     )
 
 

@@ -4,12 +4,10 @@ The density of a window is told twice: on the device that ran it, and as a what-
 window's raw token counts.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
-
-import sqlalchemy
 
 from blend_core.performance import step_cost
 from blend_core.plan import Plan
@@ -18,7 +16,16 @@ from storage.database import Database
 from storage.jobs import get_job
 from storage.objects import ObjectStore
 from storage.plans import load_plan, next_revision
-from storage.results import Counts, DensityRow, JobMetrics, counts, densities, job_metrics
+from storage.results import (
+    Counts,
+    DensityRow,
+    JobMetrics,
+    counts,
+    densities,
+    error_code_counts,
+    job_metrics,
+)
+from storage.runs import latest_run_id
 
 NUM_TABLE_ROWS = 12
 
@@ -177,7 +184,7 @@ def build_report(
     """
     job = get_job(database, job_id)
     plan = _first_plan(database, objects, job_id)
-    run_id = _latest_run(database, job_id)
+    run_id = latest_run_id(database, job_id)
     windows = densities(database, run_id) if run_id is not None else []
     return JobReport(
         job_id=job_id,
@@ -190,7 +197,7 @@ def build_report(
         metrics=job_metrics(database, job_id),
         planned_sharing=None if plan is None else plan.summary.prefix_sharing_planned,
         best_sharing=None if plan is None else plan.summary.prefix_sharing_best,
-        error_codes=_error_codes(database, job_id),
+        error_codes=error_code_counts(database, job_id),
         batches=batch_densities(windows, model, what_if),
     )
 
@@ -274,21 +281,3 @@ def _first_plan(database: Database, objects: ObjectStore, job_id: str) -> Plan |
     if next_revision(database, job_id) == 0:
         return None
     return load_plan(database, objects, job_id, revision=0)
-
-
-def _latest_run(database: Database, job_id: str) -> str | None:
-    statement = "SELECT run_id FROM run WHERE job_id = :job_id ORDER BY fencing_number DESC LIMIT 1"
-    with database.connect() as connection:
-        run_id = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).scalar_one_or_none()
-    return None if run_id is None else str(run_id)
-
-
-def _error_codes(database: Database, job_id: str) -> dict[str, int]:
-    statement = """
-        SELECT error_code, count(*) FROM result
-        WHERE job_id = :job_id AND error_code IS NOT NULL
-        GROUP BY error_code ORDER BY count(*) DESC, error_code
-    """
-    with database.connect() as connection:
-        rows: Iterable[Any] = connection.execute(sqlalchemy.text(statement), {"job_id": job_id}).all()
-    return {str(code): int(number) for code, number in rows}

@@ -1,6 +1,6 @@
 """Reading back: counts, results, densities."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -184,6 +184,28 @@ def densities(db: Database, run_id: str) -> list[DensityRow]:
     with db.connect() as connection:
         rows = connection.execute(sa.select(*columns).where(batch_metric.c.run_id == run_id).order_by(*order))
         return [DensityRow(*row) for row in rows]
+
+
+def error_code_counts(db: Database, job_id: str) -> dict[str, int]:
+    """How many error rows each code has, the most frequent first."""
+    number = sa.func.count()
+    statement = (
+        sa.select(result.c.error_code, number)
+        .where(result.c.job_id == job_id, result.c.error_code.is_not(None))
+        .group_by(result.c.error_code)
+        .order_by(number.desc(), result.c.error_code)
+    )
+    with db.connect() as connection:
+        return dict(connection.execute(statement).tuples().all())
+
+
+def output_lengths(db: Database, job_id: str, seqs: Sequence[int]) -> dict[int, int]:
+    """Output tokens by seq of those requests that succeeded."""
+    statement = sa.select(result.c.seq, result.c.num_output_tokens).where(
+        result.c.job_id == job_id, result.c.seq.in_(seqs), result.c.status == "succeeded"
+    )
+    with db.connect() as connection:
+        return dict(connection.execute(statement).tuples().all())
 
 
 def job_metrics(db: Database, job_id: str) -> JobMetrics:

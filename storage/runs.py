@@ -128,6 +128,13 @@ def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: 
         )
 
 
+def latest_run_id(db: Database, job_id: str) -> str | None:
+    """The run that a job had last, or has now; None before the first."""
+    statement = sa.select(run.c.run_id).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
+    with db.connect() as connection:
+        return connection.execute(statement.limit(1)).scalar_one_or_none()
+
+
 def stale_run(the_run: Run) -> StaleRunError:
     """The error for a run that no longer owns its job."""
     return StaleRunError(

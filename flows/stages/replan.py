@@ -5,15 +5,12 @@ import threading
 from types import TracebackType
 from typing import Self
 
-import sqlalchemy
-
 from blend_core.errors import BlendError
 from blend_core.plan import Plan
 from flows.stages.context import JobContext
 from flows.stages.plan import plan_revision
-from storage.database import Database
 from storage.request_shards import RequestShards
-from storage.results import pending_seqs
+from storage.results import output_lengths, pending_seqs
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +92,7 @@ class Replanner:
     def _make_revision(self) -> None:
         context, database = self._context, self._context.wiring.database
         try:
-            samples = _output_lengths(database, context.job_id, self._plan.seq[self._plan.lead].tolist())
+            samples = output_lengths(database, context.job_id, self._plan.seq[self._plan.lead].tolist())
             pending = pending_seqs(database, context.job_id)
             if samples and len(pending):
                 self._revised = plan_revision(
@@ -113,14 +110,3 @@ class Replanner:
                 error,
                 exc_info=not isinstance(error, BlendError),
             )
-
-
-def _output_lengths(database: Database, job_id: str, seqs: list[int]) -> dict[int, int]:
-    """Output tokens by seq of those that succeeded."""
-    statement = sqlalchemy.text(
-        "SELECT seq, num_output_tokens FROM result "
-        "WHERE job_id = :job_id AND seq = ANY(:seqs) AND status = 'succeeded'"
-    )
-    with database.connect() as connection:
-        rows = connection.execute(statement, {"job_id": job_id, "seqs": seqs}).all()
-    return {int(seq): int(num_tokens) for seq, num_tokens in rows}
