@@ -49,6 +49,8 @@ class ParseOptions:
 
 def is_blank(line: bytes) -> bool:
     """Whether a line holds nothing: such lines are skipped and not counted."""
+    if line.startswith(b"{"):
+        return False  # nearly every line
     return (
         not line
         or line.isspace()

@@ -20,7 +20,8 @@ def read_messages(name: str, value: object) -> list[dict[str, Any]]:
         raise invalid_value(f"`{name}` must be a list of messages.")
     messages = [_read_message(message, index) for index, message in enumerate(value)]
     for message in messages:
-        if message["content"].strip():
+        content = message["content"]
+        if content and not content.isspace():
             return messages
     raise RequestError(f"`{name}` has no text.", RequestErrorCode.EMPTY_PROMPT)
 
@@ -55,8 +56,8 @@ def _read_message(message: object, index: int) -> dict[str, Any]:
     if known_role is None:
         raise _role_error(role, index)
     content = message.get("content")
-    if isinstance(content, str) and len(message) == 2:
-        return {"role": known_role, "content": content}
+    if isinstance(content, str) and len(message) == 2 and known_role == role:
+        return message
     read: dict[str, Any] = {"role": known_role, "content": None}
     for field, value in message.items():
         if field == "content":

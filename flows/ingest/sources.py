@@ -1,5 +1,6 @@
 """The sources of a job as batches of parsed items, in the order that the job names them."""
 
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -44,11 +45,19 @@ def read_lines(
 ) -> Iterator[list[SourceItem]]:
     """Parse the lines of one object; blank ones are skipped."""
     for batch in batches:
-        yield [
-            _parse_line(source_uri, line_number, line, options)
-            for line_number, line in enumerate(batch.lines, batch.first_line)
-            if not is_blank(line)
-        ]
+        # The collector would go through the batch's objects many times while they are made, and find nothing.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            items = [
+                _parse_line(source_uri, line_number, line, options)
+                for line_number, line in enumerate(batch.lines, batch.first_line)
+                if not is_blank(line)
+            ]
+        finally:
+            if was_enabled:
+                gc.enable()
+        yield items
 
 
 def read_rows(
