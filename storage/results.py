@@ -196,7 +196,7 @@ def error_code_counts(db: Database, job_id: str) -> dict[str, int]:
         .order_by(number.desc(), result.c.error_code)
     )
     with db.connect() as connection:
-        return dict(connection.execute(statement).tuples().all())
+        return dict(connection.execute(statement).all())
 
 
 def output_lengths(db: Database, job_id: str, seqs: Sequence[int]) -> dict[int, int]:
@@ -205,7 +205,7 @@ def output_lengths(db: Database, job_id: str, seqs: Sequence[int]) -> dict[int, 
         result.c.job_id == job_id, result.c.seq.in_(seqs), result.c.status == "succeeded"
     )
     with db.connect() as connection:
-        return dict(connection.execute(statement).tuples().all())
+        return dict(connection.execute(statement).all())
 
 
 def job_metrics(db: Database, job_id: str) -> JobMetrics:
