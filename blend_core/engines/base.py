@@ -1,8 +1,8 @@
 """The engine contract: `open`, then `run(source)` yields events as they happen.
 
-An engine is opened once per rank and run. It pulls requests from a `RequestSource` in a bounded window, admits them
-only as its `AdmissionPolicy` says, and streams results as they finish. Times are seconds since the epoch
-(`started_at`, `finished_at`) or durations (`_s`).
+An engine is opened once per rank and run. It pulls requests from a `RequestSource` in a bounded window,
+admits them only as its `AdmissionPolicy` says, and streams results as they finish. Times are seconds since
+the epoch (`started_at`, `finished_at`) or durations (`_s`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,8 +71,8 @@ class RequestFailed:
 class StepWindow:
     """The batch measured over a window of steps: closed after 64 steps or 1 s, never across a plan revision.
 
-    `prefill_tokens_sq` and `decode_kv_tokens` are what the formulas need beside the counts, so that the density of a
-    window can be told for any model and device, not only the one it ran on.
+    `prefill_tokens_sq` and `decode_kv_tokens` are what the formulas need beside the counts, so that the
+    density of a window can be told for any model and device, not only the one it ran on.
 
     Attributes:
         batch_index: 0, 1, … within the rank and run.
