@@ -34,7 +34,7 @@ from blend_core.engines.process_messages import (
     SourceFailed,
     StartRun,
 )
-from blend_core.errors import ConfigurationError, EngineDiedError, EngineError
+from blend_core.errors import ConfigurationError, EngineDiedError, EngineError, EngineStartError
 
 _MAX_QUEUED_EVENTS = 256
 _POLL_S = 0.5
@@ -108,7 +108,7 @@ class EngineProcess:
                 assert isinstance(message, Happened)
                 yield message.event
         finally:
-            if not through:
+            if not through and self._child is child:
                 self.close()
 
     def close(self) -> None:
@@ -136,12 +136,21 @@ class _Child:
                     start_new_session=True,
                     env=_child_environment(),
                 )
+            except OSError as error:
+                ours.close()
+                os.close(self._lifeline)
+                raise EngineStartError(
+                    f"The engine process cannot be started ({error.strerror}); free memory or end processes."
+                ) from error
             finally:
                 os.close(lifeline_read)
         self._channel = Connection(ours.detach())
-        self._channel.send_bytes(pickled_factory)
+        with suppress(OSError):  # a dead child is reported by the serving thread
+            self._channel.send_bytes(pickled_factory)
         self._inbox: queue.Queue[Opened | Happened | RunEnded | Exception] = queue.Queue(_MAX_QUEUED_EVENTS)
         self._ending = threading.Event()
+        self._kill_lock = threading.Lock()
+        self._is_killed = False
         self._source: RequestSource | None = None
         self._source_error: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name=f"engine-{self.pid}", daemon=True)
@@ -165,33 +174,48 @@ class _Child:
         return message
 
     def end(self) -> None:
-        """Kills the group, joins process and thread."""
+        """Kills the group, joins process and thread. Once only."""
         self._ending.set()
         self._kill_group()
         if self._thread is not threading.current_thread():
             self._thread.join()
+        with suppress(queue.Full):  # a reader that waits finds the queue empty, and waits no longer
+            self._inbox.put_nowait(_died(self._process.returncode))
         self._channel.close()
         with suppress(OSError):
             os.close(self._lifeline)
 
     def _kill_group(self) -> None:
-        # Before the leader is waited for: until then nobody else can get its number.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait()
+        with self._kill_lock:
+            if self._is_killed:
+                return  # its number may be another group's by now
+            self._is_killed = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _serve(self) -> None:
+        broken: EngineError | None = None
         try:
-            while not self._ending.is_set():
-                if self._channel.poll(_POLL_S):
-                    self._take(self._channel.recv())
-                elif self._process.poll() is not None:
-                    break
+            self._serve_until_gone()
         except (EOFError, OSError):
             pass  # the child is gone, or going
+        except Exception as error:  # the reader waits for this thread, so nothing may end it in silence
+            broken = EngineError(
+                f"A message between the engine process and this one failed with {type(error).__name__}; "
+                "report this."
+            )
+            broken.__cause__ = error
         if not self._ending.is_set():
             self._kill_group()
-            self._put(_died(self._process.returncode))
+            self._put(broken or _died(self._process.returncode))
+
+    def _serve_until_gone(self) -> None:
+        while not self._ending.is_set():
+            if self._channel.poll(_POLL_S):
+                self._take(self._channel.recv())
+            elif self._process.poll() is not None and not self._channel.poll():
+                return  # looked at once more: its last words may have come between the two questions
 
     def _take(self, message: object) -> None:
         if isinstance(message, AskPlan | AskRequests | AskChanges):
@@ -236,7 +260,8 @@ def _child_environment() -> dict[str, str]:
 
 def _died(return_code: int) -> EngineDiedError:
     if return_code < 0:
-        how = f"was killed by signal {signal.Signals(-return_code).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        how = f"was killed by signal {names.get(-return_code, -return_code)}"
     else:
         how = f"ended with exit status {return_code}"
     return EngineDiedError(

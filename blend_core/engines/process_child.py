@@ -29,7 +29,7 @@ from blend_core.engines.process_messages import (
     SourceFailed,
     StartRun,
 )
-from blend_core.errors import BlendError, EngineError, EngineStartError
+from blend_core.errors import BlendError, ConfigurationError, EngineError, EngineStartError
 from blend_core.plan import Plan
 from blend_core.request import Request
 
@@ -103,8 +103,7 @@ def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
 
 def _open(channel: _Channel) -> Engine | None:
     try:
-        make_engine: Callable[[], Engine] = pickle.loads(channel.receive_bytes())  # noqa: S301 - from the parent
-        engine = make_engine()
+        engine = _load_factory(channel.receive_bytes())()
         info = engine.open()
     except Exception as error:
         _report(channel, error, EngineStartError)
@@ -113,10 +112,23 @@ def _open(channel: _Channel) -> Engine | None:
     return engine
 
 
-def _run(engine: Engine, channel: _Channel) -> None:
+def _load_factory(pickled: bytes) -> Callable[[], Engine]:
     try:
-        for event in engine.run(RemoteSource(channel, time.monotonic)):
+        make_engine: Callable[[], Engine] = pickle.loads(pickled)  # noqa: S301 - from the parent
+    except (AttributeError, ImportError) as error:
+        raise ConfigurationError(
+            f"The engine process cannot import the engine factory ({error}); define it, and what it is "
+            "given, in an importable module instead of the program that is run."
+        ) from None
+    return make_engine
+
+
+def _run(engine: Engine, channel: _Channel) -> None:
+    source = RemoteSource(channel, time.monotonic)
+    try:
+        for event in engine.run(source):
             channel.send(Happened(event))
+        source.close()
     except Exception as error:
         _report(channel, error, EngineError)
     else:
@@ -174,6 +186,11 @@ class RemoteSource:
         self._look_for_changes()
         withdrawn, self._withdrawn = self._withdrawn, []
         return withdrawn
+
+    def close(self) -> None:
+        """Takes the answer that may still be under way, so that the channel is empty for the next run."""
+        if self._pending:
+            self._take_changes()
 
     def _look_for_changes(self) -> None:
         if self._pending:

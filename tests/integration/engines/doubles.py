@@ -4,10 +4,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestFinished, RequestSource
-from blend_core.errors import EngineStartError
+from blend_core.errors import BlendError, EngineStartError
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -51,6 +51,8 @@ class EchoEngine:
             yield RequestFinished(
                 seq, plan.revision, "", (1,), "stop", request.num_prompt_tokens, 0, time.time(), time.time()
             )
+        if self._mode == "look for changes last":
+            source.withdrawn()
         while self._mode == "wait for a change":
             withdrawn, revision = source.withdrawn(), source.revision()
             if withdrawn:
@@ -68,6 +70,16 @@ class EchoEngine:
 
 def make_echo(mode: str = "") -> Engine:
     return EchoEngine(mode)
+
+
+def print_why_an_engine_does_not_open(make_engine: Callable[[], Engine]) -> None:
+    """A parent program: prints the type and the message of what `open` raises."""
+    from blend_core.engines.process import EngineProcess
+
+    try:
+        EngineProcess(make_engine).open()
+    except BlendError as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}")
 
 
 def hold_an_engine_open() -> None:

@@ -205,10 +205,54 @@ def test_a_run_given_up_half_way_closes_the_engine() -> None:
     assert pid is not None
     events = process.run(ten_requests())
     next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()  # type: ignore[attr-defined]  # a generator behind the iterator
     assert not psutil.pid_exists(pid)
     with pytest.raises(EngineError, match="not open"):
         process.run(ten_requests())
+
+
+def test_a_run_leaves_no_answer_behind_for_the_next_one() -> None:
+    process = echo("look for changes last")
+    process.open()
+    for _ in range(3):
+        assert len(list(process.run(ten_requests()))) == 10
+    process.close()
+
+
+def test_a_forgotten_run_does_not_close_a_later_engine() -> None:
+    process = echo()
+    process.open()
+    forgotten = process.run(ten_requests())
+    next(forgotten)
+    process.close()
+    process.open()
+    forgotten.close()  # type: ignore[attr-defined]  # a generator behind the iterator
+    assert len(list(process.run(ten_requests()))) == 10
+    process.close()
+
+
+def test_closing_from_another_thread_ends_the_wait_for_an_event() -> None:
+    process = echo("wait for a change")
+    process.open()
+    events = process.run(ListSource([request(0, [1])]))
+    next(events)
+    threading.Timer(0.3, process.close).start()
+    with pytest.raises(EngineDiedError):
+        next(events)
+
+
+def test_an_answer_that_cannot_be_sent_ends_the_run() -> None:
+    class SourceOfLocks(ListSource):
+        def fetch(self, seqs: object) -> list[Request]:
+            return [threading.Lock()]  # type: ignore[list-item]  # the fault under test
+
+    process = echo()
+    process.open()
+    pid = process.pid
+    assert pid is not None
+    with pytest.raises(EngineError, match="TypeError"):
+        list(process.run(SourceOfLocks([request(0, [1])])))
+    assert not psutil.pid_exists(pid)
 
 
 def test_a_slow_reader_loses_nothing() -> None:
@@ -247,3 +291,20 @@ def test_an_engine_is_started_from_any_thread() -> None:
 def test_a_factory_that_cannot_be_sent_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="importable module"):
         EngineProcess(lambda: make_echo())
+
+
+def test_a_factory_of_the_program_itself_is_refused_with_what_to_do() -> None:
+    program = (
+        "from tests.integration.engines import doubles\n"
+        "def make():\n    return doubles.EchoEngine()\n"
+        "doubles.print_why_an_engine_does_not_open(make)\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ).stdout
+    assert output.startswith("ConfigurationError: The engine process cannot import the engine factory")
+    assert "importable module" in output
