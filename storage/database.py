@@ -12,6 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from psycopg import sql
 
 from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from storage.postgres_text import without_values
 
 # Any number will do, as long as every process uses the same one.
 _UPGRADE_LOCK = 0x626C656E64
@@ -141,7 +142,7 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
     """What a database error means to the caller. Values of rows never reach the message."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     diagnosis = getattr(error, "diag", None)
-    primary = getattr(diagnosis, "message_primary", None)
+    primary = without_values(getattr(diagnosis, "message_primary", None))
     if sqlstate in ("28P01", "28000") or "authentication failed" in str(error):
         return StorageError(f"{safe_url} refused the user or password; check BLEND_DATABASE__URL.")
     if sqlstate == "3D000" or ('database "' in str(error) and "does not exist" in str(error)):

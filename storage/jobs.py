@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from blend_core.errors import StorageError
+from blend_core.errors import ConfigurationError, StorageError
 from storage.database import Database
 from storage.ids import new_id
-from storage.postgres_text import clean_text
+from storage.postgres_text import clean_text, unstorable_text
 from storage.schema import batch_job
 
 
@@ -75,7 +75,17 @@ def create_job(
     """Writes a job in state validating and returns its id.
 
     The same `idempotency_key` again returns the job it made first, whatever the other arguments say.
+
+    Raises:
+        ConfigurationError: model, spec or key have a character that the database cannot hold. They are not
+            cleaned as answers are: a cleaned key or query would be another one.
     """
+    for value, what in ((model, "model"), (idempotency_key, "idempotency key"), (spec, "spec")):
+        place = unstorable_text(value, what)
+        if place is not None:
+            raise ConfigurationError(
+                f"The job's {place} has a NUL character or half a surrogate pair; remove it."
+            )
     expires_at = None
     if completion_window_s is not None:
         expires_at = sa.func.clock_timestamp() + sa.func.make_interval(0, 0, 0, 0, 0, 0, completion_window_s)

@@ -1,10 +1,11 @@
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from blend_core.errors import StaleRunError, StorageError
+from blend_core.errors import ConfigurationError, StaleRunError, StorageError
 from storage.database import Database
 from storage.jobs import (
     JobStatus,
@@ -27,6 +28,23 @@ def test_the_same_idempotency_key_gives_the_same_job(db: Database) -> None:
     assert create_job(db, name="b", model="m", spec={}, idempotency_key="night-1") == first
     assert create_job(db, name="a", model="m", spec={}, idempotency_key="night-2") != first
     assert get_job(db, first).spec == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        ({"idempotency_key": "night\0one"}, "idempotency key"),
+        ({"model": "m\ud800"}, "model"),
+        ({"spec": {"sql": [{"prompt": "a\0b"}]}}, r"spec\.sql\[0\]\.prompt"),
+    ],
+)
+def test_a_job_that_the_database_cannot_hold_is_refused_with_the_place(
+    db: Database, values: dict[str, Any], place: str
+) -> None:
+    before = len(list_jobs(db))
+    with pytest.raises(ConfigurationError, match=f"^The job's {place} has a NUL"):
+        create_job(db, **{"name": "n", "model": "m", "spec": {}, **values})
+    assert len(list_jobs(db)) == before
 
 
 def test_jobs_are_listed_newest_first_and_by_state(db: Database) -> None:
