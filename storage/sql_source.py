@@ -5,29 +5,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.rows import dict_row
 
 from blend_core.errors import SourceError, SourceUnavailableError
+from storage.postgres_text import without_values
 
+_CURSOR = "blend_source"
 _CONNECT_TIMEOUT_S = 10
 
 
-def stream_rows(
-    url: str, query: str, params: Mapping[str, Any] | None = None, *, fetch_size: int = 2_000
-) -> Iterator[dict[str, Any]]:
+def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """Streams a query's rows by a server-side cursor in a READ ONLY transaction.
 
     The server itself refuses anything but one statement that reads: the query becomes the cursor's
-    declaration.
+    declaration. One row is in memory at a time, however large it is.
 
     Args:
         url: `postgresql://…` of the source.
         query: one SELECT (or VALUES, TABLE, WITH … SELECT).
         params: bound as `%(name)s`; then a literal `%` of the query is written `%%`.
-        fetch_size: rows that travel at a time.
 
     Raises:
-        SourceError: the server refused the query; the message is the server's own.
+        SourceError: the server refused the query; the message is the server's own, without values of rows.
         SourceUnavailableError: the server did not answer, or broke off.
     """
     try:
@@ -35,11 +35,11 @@ def stream_rows(
             _plain_url(url), connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend"
         ) as connection:
             connection.read_only = True
-            with connection.cursor(name="blend_source", row_factory=dict_row) as cursor:
-                cursor.itersize = fetch_size
-                cursor.execute(query, params)
-                _check_columns(cursor)
-                yield from cursor
+            with connection.cursor(name=_CURSOR, row_factory=dict_row) as declared:
+                declared.execute(query, params)
+                _check_columns(declared)
+                fetch_all = sql.SQL("FETCH ALL FROM {}").format(sql.Identifier(_CURSOR))
+                yield from connection.cursor(row_factory=dict_row).stream(fetch_all)
     except psycopg.Error as error:
         raise _source_error(error) from error
 
@@ -59,7 +59,7 @@ def _check_columns(cursor: psycopg.ServerCursor[dict[str, Any]]) -> None:
 
 
 def _source_error(error: psycopg.Error) -> SourceError:
-    primary = error.diag.message_primary
+    primary = without_values(error.diag.message_primary)
     sqlstate = error.sqlstate or ""
     if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
         return SourceError(f"The query writes ({primary}); a source only reads.")

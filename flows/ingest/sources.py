@@ -14,7 +14,9 @@ from storage.object_lines import LineBatch
 from storage.objects import ObjectEntry, ObjectStore
 from storage.sql_source import stream_rows
 
+# What is parsed together, and tokenised together: enough to be quick, and little memory.
 _ROWS_PER_BATCH = 1_000
+_BYTES_PER_BATCH = 1 << 20
 _EXCERPT_CHARS = 200
 
 
@@ -68,11 +70,19 @@ def read_rows(
     Raises:
         SourceError: the rows lack the id column.
     """
-    numbered = enumerate(rows, 1)
-    while batch := list(islice(numbered, _ROWS_PER_BATCH)):
-        if batch[0][0] == 1:
-            template.check_columns(batch[0][1].keys())
-        yield [_fill_row(source_uri, number, row, template) for number, row in batch]
+    batch: list[SourceItem] = []
+    num_bytes = 0
+    for number, row in enumerate(rows, 1):
+        if number == 1:
+            template.check_columns(row.keys())
+        item = _fill_row(source_uri, number, row, template)
+        batch.append(item)
+        num_bytes += len(item.parsed.body) if isinstance(item.parsed, Draft) else 0
+        if len(batch) >= _ROWS_PER_BATCH or num_bytes >= _BYTES_PER_BATCH:
+            yield batch
+            batch, num_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def _open_query(

@@ -1,3 +1,5 @@
+import tracemalloc
+from collections.abc import Generator
 from datetime import date
 from urllib.parse import urlsplit
 
@@ -27,11 +29,36 @@ def num_rows(url: str) -> int:
 
 
 def test_rows_are_streamed_in_the_order_of_the_query(source_url: str) -> None:
-    rows = list(stream_rows(source_url, "SELECT id, body FROM review ORDER BY id DESC", fetch_size=100))
+    rows = list(stream_rows(source_url, "SELECT id, body FROM review ORDER BY id DESC"))
     assert len(rows) == 5_000
     assert rows[0] == {"id": 5_000, "body": "text 5000"}
     first = next(stream_rows(source_url, "SELECT count(*) AS n FROM review WHERE body LIKE 'text 1%'"))
     assert first["n"] == 1_111
+
+
+def test_rows_of_any_size_are_read_one_at_a_time(source_url: str) -> None:
+    query = "SELECT n, repeat('x', 20000000) AS body FROM generate_series(1, 20) n"
+    tracemalloc.start()
+    try:
+        sizes = [len(row["body"]) for row in stream_rows(source_url, query)]
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sizes == [20_000_000] * 20
+    assert peak_bytes < 100_000_000
+
+
+def test_a_query_that_is_given_up_leaves_no_transaction_behind(source_url: str) -> None:
+    rows = stream_rows(source_url, "SELECT n FROM generate_series(1, 10000000) n")
+    assert next(rows) == {"n": 1}
+    assert isinstance(rows, Generator)
+    rows.close()
+    with psycopg.connect(source_url) as connection:
+        others = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'FETCH%'"
+            " AND state <> 'idle'"
+        )
+        assert others.fetchone() == (0,)
 
 
 def test_parameters_are_bound_and_not_pasted(source_url: str) -> None:
@@ -65,6 +92,7 @@ def test_a_query_that_does_more_than_read_is_refused_by_the_server(source_url: s
     ("SELECT * FROM nowhere", 'relation "nowhere" does not exist'),
     ("SELECT 1 / (id - 3) FROM review", "division by zero"),
     ("SELECT id, body AS id FROM review", "the column id twice"),
+    ("SELECT body::integer FROM review", r"\(invalid input syntax for type integer\); correct it"),
 ])  # fmt: skip
 def test_a_wrong_query_is_refused_with_the_servers_own_reason(
     source_url: str, query: str, reason: str
