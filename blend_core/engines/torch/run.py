@@ -120,20 +120,21 @@ class Run:
 
     def _fetch(self) -> Iterator[EngineEvent]:
         """Brings the requests that are due soon within reach; those that cannot run at all fail here."""
-        if all(self._scheduler.knows(seq) for seq in self._policy.upcoming(self._look_ahead)):
-            return
-        missing = [seq for seq in self._policy.upcoming(self._fetch_size) if not self._scheduler.knows(seq)]
-        requests = self._source.fetch(missing)
-        if [request.seq for request in requests] != missing:
-            raise EngineError(
-                "The source did not return the requests that were asked for; run the job again."
-            )
-        for request in requests:
-            problem = self._problem(request)
-            if problem is None:
-                self._scheduler.add(Sequence(request, self._model.rules))
-            else:
-                yield self._failed(request.seq, *problem)
+        # Again and again, as all that were fetched may fail and the next ones be unknown yet.
+        while not all(self._scheduler.knows(seq) for seq in self._policy.upcoming(self._look_ahead)):
+            upcoming = self._policy.upcoming(self._fetch_size)
+            missing = [seq for seq in upcoming if not self._scheduler.knows(seq)]
+            requests = self._source.fetch(missing)
+            if [request.seq for request in requests] != missing:
+                raise EngineError(
+                    "The source did not return the requests that were asked for; run the job again."
+                )
+            for request in requests:
+                problem = self._problem(request)
+                if problem is None:
+                    self._scheduler.add(Sequence(request, self._model.rules))
+                else:
+                    yield self._failed(request.seq, *problem)
 
     def _problem(self, request: Request) -> tuple[RequestErrorCode, str] | None:
         """Why a request can never run."""

@@ -159,6 +159,14 @@ def test_requests_that_cannot_run_fail_by_name_and_the_others_go_on(tiny_llama: 
     assert list(outcome.finished) == [4]
 
 
+def test_any_number_of_requests_that_cannot_run_is_passed_over(tiny_llama: Path) -> None:
+    requests = [*(request(seq, []) for seq in range(40)), request(40, range(3, 9))]
+    outcome = run(tiny_llama, requests, max_num_seqs=2)
+
+    assert len(outcome.failed) == 40
+    assert list(outcome.finished) == [40]
+
+
 def test_a_request_that_just_fits_the_cache_runs(tiny_llama: Path) -> None:
     outcome = run(tiny_llama, [request(0, range(3, 3 + 97))], num_blocks=7)
 
