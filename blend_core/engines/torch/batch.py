@@ -54,6 +54,7 @@ class StepBatch:
         token_ids: `(num_tokens,)` int64.
         positions: `(num_tokens,)` int64.
         slots: `(num_tokens,)` int64, where each row's KV is written: `block * block_size + offset`.
+        opened_block_ids: `(num_opened,)` int64, blocks that this step begins and does not fill.
         decode_groups: decoding rows.
         prefill_segments: the other rows.
         sampled_rows: `(num_sampled,)` int64, rows that yield a token, in the order of the scheduled requests.
@@ -62,6 +63,7 @@ class StepBatch:
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
+    opened_block_ids: Tensor
     decode_groups: tuple[DecodeGroup, ...]
     prefill_segments: tuple[PrefillSegment, ...]
     sampled_rows: Tensor
@@ -78,6 +80,7 @@ def build_batch(
     token_ids: list[int] = []
     positions: list[np.ndarray] = []
     slots: list[np.ndarray] = []
+    opened: list[int] = []
     sampled: list[int] = []
     segments: list[PrefillSegment] = []
     for index, rows in enumerate([*decodes, *prefills]):
@@ -87,6 +90,9 @@ def build_batch(
         token_ids.extend(rows.token_ids)
         positions.append(at)
         slots.append(blocks[at // block_size] * block_size + at % block_size)
+        last, num_filled = divmod(rows.num_computed_tokens + num_tokens, block_size)
+        if num_filled and last * block_size >= rows.num_computed_tokens:
+            opened.append(rows.block_ids[last])
         if rows.samples:
             sampled.append(start + num_tokens - 1)
         if index >= len(decodes):
@@ -95,6 +101,7 @@ def build_batch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64, device=device),
         positions=torch.from_numpy(np.concatenate(positions)).to(device),
         slots=torch.from_numpy(np.concatenate(slots)).to(device),
+        opened_block_ids=torch.tensor(opened, dtype=torch.int64, device=device),
         decode_groups=group_decodes(decodes, block_size, device),
         prefill_segments=tuple(segments),
         sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),

@@ -91,6 +91,11 @@ class BlockPool:
             self._block_of_hash[name] = block
             self._hash_of_block[block] = name
 
+    def forget(self, blocks: Sequence[int]) -> None:
+        """Lets nobody find these blocks any more; the caller refers to them."""
+        for block in blocks:
+            self._forget(block)
+
     def release(self, blocks: Sequence[int]) -> None:
         """Drops a reference to each block, last one first: a prompt's end is evicted before its start."""
         for block in reversed(blocks):

@@ -31,7 +31,8 @@ class DecodeGroup:
     Attributes:
         rows: `(num_rows,)` int64, rows of the step.
         shared_block_ids: `(num_shared,)` int64, whole blocks that every row attends to.
-        own_block_ids: `(num_rows * num_own,)` int64, the blocks after those, padded with block 0.
+        own_block_ids: `(num_rows * num_own,)` int64, the blocks after those, padded with the row's own
+            last one: what is masked is read all the same, and no row may read another's numbers.
         mask: `(num_rows, 1, num_own * block_size)` float32 over own tokens, 0 or minus infinity.
     """
 
@@ -111,10 +112,11 @@ def _group(
         np.array([decodes[row].num_computed_tokens + 1 for row in members]) - num_shared * block_size
     )
     num_own = int(-(-own_lengths.max() // block_size))
-    table = np.zeros((len(members), num_own), dtype=np.int64)
+    table = np.empty((len(members), num_own), dtype=np.int64)
     for index, row in enumerate(members):
         blocks = decodes[row].block_ids[num_shared : num_shared + num_own]
         table[index, : len(blocks)] = blocks
+        table[index, len(blocks) :] = blocks[-1]
     hidden = np.arange(num_own * block_size)[None, :] >= own_lengths[:, None]
     mask = np.where(hidden, np.float32("-inf"), np.float32(0))[:, None, :]
     shared = np.array(decodes[members[0]].block_ids[:num_shared], dtype=np.int64)

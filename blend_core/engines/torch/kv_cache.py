@@ -12,7 +12,7 @@ class LayerCache:
     __slots__ = ("keys", "values")
 
     def __init__(self, shape: tuple[int, int, int, int], device: torch.device, dtype: torch.dtype) -> None:
-        """Zeroed: padding is read, and must be finite to vanish under a mask.
+        """Zeroed: what is masked is read all the same, and must be finite to vanish.
 
         Args:
             shape: `(num_kv_heads, num_blocks, block_size, head_size)`.
@@ -21,6 +21,15 @@ class LayerCache:
         """
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+
+    def open(self, block_ids: Tensor) -> None:
+        """Zeroes blocks that come to another request. Mutates the cache.
+
+        The unwritten rest of a block is read under a mask, which nothing that is no number vanishes under.
+        """
+        if len(block_ids):
+            self.keys.index_fill_(1, block_ids, 0)
+            self.values.index_fill_(1, block_ids, 0)
 
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores `(num_tokens, num_kv_heads, head_size)` at `slots`. Mutates the cache."""

@@ -107,6 +107,7 @@ class QkvProjection:
                 dim=1,
             )
         rotated = rotate(rotated, state.cos, state.sin)
+        self._cache.open(state.batch.opened_block_ids)
         self._cache.write(state.batch.slots, rotated[:, config.num_heads :], values)
         query = rotated[:, : config.num_heads]
         state.query = query.view(len(normed), config.num_kv_heads, -1, config.head_size)

@@ -216,7 +216,8 @@ class Run:
 
     def _take(self, sequence: Sequence, token_id: int | None) -> EngineEvent | None:
         if token_id is None:
-            return self._failed(
+            self._scheduler.discard(sequence.seq)
+            return self._failure(
                 sequence.seq, RequestErrorCode.ENGINE_FAILED, "The model's logits are no finite numbers."
             )
         try:
@@ -245,6 +246,9 @@ class Run:
 
     def _failed(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
         self._scheduler.drop(seq)
+        return self._failure(seq, code, message)
+
+    def _failure(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
         return RequestFailed(seq, self._revision, code, message, self._clocks.now())
 
 

@@ -209,6 +209,11 @@ class Scheduler:
             sequence = self._waiting.pop(seq, None)
         self._policy.finished(seq, sequence.num_output_tokens if sequence else 0)
 
+    def discard(self, seq: int) -> None:
+        """Ends a request in flight whose KV is not to be trusted: `drop`, and nobody reuses its blocks."""
+        self._pool.forget(self._running[seq].block_ids)
+        self.drop(seq)
+
     def check_integrity(self) -> None:
         """Raises `AssertionError` where an invariant of the class does not hold."""
         self._pool.check_integrity()
