@@ -10,7 +10,7 @@ import pyarrow as pa
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from blend_core.errors import ConfigurationError, SourceError
+from blend_core.errors import ConfigurationError, SourceError, StorageError, StorageUnavailableError
 from storage.object_errors import CLIENT_ERRORS, error_code, is_missing, source_error, storage_error
 from storage.object_lines import LineBatch, plain_chunks, read_chunks, split_lines
 from storage.uploads import Upload
@@ -187,15 +187,15 @@ class ObjectStore:
         return content if "ContentRange" in response else content[start : start + num_bytes]
 
     def download(self, key: str, path: Path) -> None:
-        """Writes the object to a file, which appears when it is complete."""
+        """Writes the object to a file, which appears when it is complete; a broken connection is resumed."""
         part = path.with_name(path.name + ".part")
         try:
-            body = self._client.get_object(Bucket=self._options.bucket, Key=key)["Body"]
             with part.open("wb") as file:
-                for chunk in body.iter_chunks(1 << 20):
+                for chunk in read_chunks(self._client, self._options.bucket, key, None):
                     file.write(chunk)
-        except CLIENT_ERRORS as error:
-            raise storage_error(error, self.uri(key)) from error
+        except SourceError as error:
+            kind = StorageUnavailableError if error.retryable else StorageError
+            raise kind(error.message, uri=self.uri(key)) from error
         part.rename(path)
 
     def keys(self, prefix: str) -> Sequence[str]:
@@ -212,11 +212,17 @@ class ObjectStore:
         for start in range(0, len(keys), _MAX_DELETE_KEYS):
             batch = [{"Key": key} for key in keys[start : start + _MAX_DELETE_KEYS]]
             try:
-                self._client.delete_objects(
+                answer = self._client.delete_objects(
                     Bucket=self._options.bucket, Delete={"Objects": batch, "Quiet": True}
                 )
             except CLIENT_ERRORS as error:
                 raise storage_error(error, self.uri(keys[start])) from error
+            # The call as a whole succeeds where single keys were refused.
+            for refused in answer.get("Errors", []):
+                if refused.get("Code") != "NoSuchKey":
+                    raise storage_error(
+                        ClientError({"Error": refused}, "DeleteObjects"), self.uri(refused["Key"])
+                    )
 
     def uploader(self, key: str) -> Upload:
         """A streaming upload: `with objects.uploader(key) as upload: upload.write(…)`."""

@@ -226,7 +226,5 @@ class RequestShards:
                 while num_bytes > self._max_cached_bytes and len(self._cached) > 1:
                     _, oldest = self._cached.popitem(last=False)
                     num_bytes -= oldest.num_bytes
-                    # Readers that still hold it keep their mapping; the space is free when they let go.
-                    oldest.path.unlink()
             self._cached.move_to_end(index)
             return shard

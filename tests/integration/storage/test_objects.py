@@ -90,6 +90,15 @@ def test_an_upload_that_fails_leaves_nothing(any_objects: ObjectStore) -> None:
         assert any_objects.keys("half") == []
 
 
+def test_a_key_that_may_not_be_deleted_is_told(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**arguments: object) -> dict[str, object]:
+        return {"Errors": [{"Key": "kept", "Code": "AccessDenied", "Message": "retention"}]}
+
+    monkeypatch.setattr(objects._client, "delete_objects", refuse)
+    with pytest.raises(StorageError, match=f"Access to {objects.uri('kept')} is denied"):
+        objects.delete(["gone", "kept"])
+
+
 def test_missing_things_are_named(any_objects: ObjectStore) -> None:
     with pytest.raises(SourceError, match="no object at or under"):
         any_objects.list(any_objects.uri("nothing/"))

@@ -1,3 +1,6 @@
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -56,6 +59,16 @@ def test_a_small_cache_gives_the_same_requests(shards: ObjectStore) -> None:
     with RequestShards(shards, "job_a", max_cached_bytes=1) as reader:
         for seq in (299, 1, 150, 299):
             assert same(reader.fetch([seq])[0], request_of(seq))
+
+
+def test_what_is_downloaded_lies_in_no_folder_that_a_kill_could_leave(
+    shards: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with RequestShards(shards, "job_a") as reader:
+        assert same(reader.fetch([299])[0], request_of(299))
+        assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_arrays_of_all_requests_and_of_pending_ones(shards: ObjectStore) -> None:
