@@ -13,7 +13,7 @@ from storage.jobs import get_job
 from storage.objects import ObjectStore, split_uri
 from storage.schema import batch_metric, result
 
-_FETCH_ROWS = 2_000
+_FETCH_ROWS = 200  # an answer may have a megabyte
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ def start_run(
 
     Raises:
         StorageError: the job has ended, or another run's lease is live; then `ids["lease_left_s"]` says for
-        how many
-            whole seconds, rounded up.
+            how many whole seconds, rounded up.
     """
     with db.connect() as connection:
         locked = sa.select(batch_job.c.status).where(batch_job.c.job_id == job_id).with_for_update()
