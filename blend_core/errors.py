@@ -15,8 +15,8 @@
     ├── RunInterruptedError     (retryable) the process was told to end in mid-run; the job can be continued
     └── ServiceError            an embedded service cannot be started, found or stopped
 
-Messages say what to do next, carry ids and never payloads: no prompt, no secret. Every error survives pickling,
-so that it can cross from an engine process to its parent.
+Messages say what to do next, carry ids and never payloads: no prompt, no secret. Every error survives
+pickling, so that it can cross from an engine process to its parent.
 """
 
 from enum import StrEnum
