@@ -90,13 +90,17 @@ def plan_tree(
     config: PlanConfig,
     samples: Mapping[int, int] | None = None,
     revision: int = 0,
+    lengths: OutputLengths | None = None,
 ) -> Plan:
     """Returns what `build_plan` does, from the requests' prefix tree at the configured block size.
+
+    `lengths`, where given, are the estimates to plan with in place of those from bounds and samples.
 
     Raises:
         PlanError: there is nothing to plan.
     """
-    lengths = estimate_output_lengths(requests, tree, samples)
+    if lengths is None:
+        lengths = estimate_output_lengths(requests, tree, samples)
     if samples:
         finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))
         tree = without_leaves(tree, requests, finished)
