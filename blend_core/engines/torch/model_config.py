@@ -110,6 +110,10 @@ def load_model_config(folder: Path) -> ModelConfig:
         )
     except KeyError as error:
         raise ConfigurationError(f"config.json in {folder} has no {error.args[0]}; complete it.") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"config.json in {folder} holds a value of the wrong kind ({error}); fetch the model again."
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ class TorchEngineOptions:
         num_blocks: KV blocks; given instead of `kv_capacity_bytes`.
         max_num_seqs: requests in flight at most.
         max_num_batched_tokens: prompt and decode tokens of one step at most.
-        max_model_len: longest prompt plus answer; None takes the model's.
+        max_model_len: longest prompt plus answer, at most the model's; None takes the model's.
         num_threads: CPU threads of torch; None leaves torch's own choice.
         seed: of the generator behind requests that bring no seed.
     """

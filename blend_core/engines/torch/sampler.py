@@ -51,16 +51,17 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
         best, best_ids = logits.max(dim=-1)
         sound = torch.isfinite(best).tolist()
         tokens: list[int | None] = best_ids.tolist()
-        drawn = [
-            index
-            for index, row in enumerate(rows)
-            if sound[index] and row.sampling.temperature >= _GREEDY_BELOW
-        ]
+        drawn = [index for index, row in enumerate(rows) if sound[index] and not _is_greedy(row.sampling)]
         if drawn:
             random_logits = logits if len(drawn) == len(rows) else logits[drawn]
             for index, token in zip(drawn, _draw(random_logits, [rows[i] for i in drawn]), strict=True):
                 tokens[index] = token
     return [token if ok else None for token, ok in zip(tokens, sound, strict=True)]
+
+
+def _is_greedy(sampling: SamplingParams) -> bool:
+    """Whether the best token is the answer; of equal ones it is the first, where a draw would take any."""
+    return sampling.temperature < _GREEDY_BELOW or sampling.top_k == 1
 
 
 def _draw(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
@@ -88,7 +89,7 @@ def _draw(logits: Tensor, rows: Sequence[SampledRow]) -> list[int]:
 
 
 def _thresholds(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """`(num_rows,)` smallest logit that survives top-k, then top-p among what is left."""
+    """`(num_rows,)` smallest logit that survives top-k, then top-p of the rest; equal ones survive too."""
     vocab_size = logits.shape[1]
     top_k = [param.top_k if 0 < param.top_k < vocab_size else vocab_size for param in params]
     num_candidates = max(_NUM_CANDIDATES, *(k for k in top_k if k < vocab_size), 0)

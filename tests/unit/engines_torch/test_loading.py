@@ -27,6 +27,8 @@ def config_with(folder: Path, **changes: object) -> None:
         ({"partial_rotary_factor": 0.5}, "Partial rotary"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ({"hidden_act": "gelu"}, "gelu"),
+        ({"hidden_size": "wide"}, "wide"),
+        ({"num_hidden_layers": None}, "wrong kind"),
         ({"use_sliding_window": True}, "Sliding-window"),
         ({"num_attention_heads": 8}, "q_proj"),
         ({"num_hidden_layers": 3}, r"layers\.2"),

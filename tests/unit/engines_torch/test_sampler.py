@@ -33,6 +33,11 @@ def test_top_k_keeps_the_best_k() -> None:
     assert draw(4000, top_k=2) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], abs=0.03)
 
 
+def test_top_k_of_one_takes_the_first_of_equal_tokens() -> None:
+    rows = [SampledRow(SamplingParams(max_tokens=1, temperature=1.0, top_k=1), seed, 0) for seed in range(20)]
+    assert sample(torch.tensor([0.0, 2.0, 2.0, 1.0]).repeat(20, 1), rows) == [1] * 20
+
+
 def test_top_p_keeps_the_smallest_nucleus() -> None:
     assert draw(4000, top_p=0.8) == pytest.approx([0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0, 0], abs=0.03)
     assert draw(100, top_p=0.01) == [1, 0, 0, 0, 0]
