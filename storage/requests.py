@@ -14,6 +14,7 @@ from storage.copying import copy_rows, instant_us, store_all
 from storage.database import Database
 from storage.jobs import JobStatus, unknown_job
 from storage.postgres_text import clean_text, cut_text
+from storage.runs import Run, stale_run
 from storage.schema import batch_job, request, result
 
 _BATCH_ROWS = 10_000
@@ -77,11 +78,19 @@ class RequestWriter:
     and takes no other row with it.
     """
 
-    __slots__ = ("_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_total")
+    __slots__ = ("_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_total", "_run")
 
-    def __init__(self, db: Database, job_id: str) -> None:
+    def __init__(self, db: Database, job_id: str, run: Run | None = None) -> None:
+        """Changes nothing.
+
+        Args:
+            db: the platform's tables.
+            job_id: the job.
+            run: the run that ingests; with None, whichever owns the job on entering.
+        """
         self._db = db
         self._job_id = job_id
+        self._run = run
         self._entries: list[_Entry] = []
         self._num_total = 0
         self._num_errored = 0
@@ -107,7 +116,12 @@ class RequestWriter:
         self._give(_Entry(row, code, message))
 
     def __enter__(self) -> Self:
-        """Raises `StorageError` when the job's ingest is complete already or the job has ended."""
+        """Removes what an earlier ingest left.
+
+        Raises:
+            StaleRunError: the run no longer owns the job; nothing is removed.
+            StorageError: the ingest of the job is complete already, or the job has ended.
+        """
         with self._db.connect() as connection:
             job = connection.execute(
                 sa.select(batch_job.c.status, batch_job.c.ingested_at, batch_job.c.fencing_number)
@@ -116,6 +130,8 @@ class RequestWriter:
             ).one_or_none()
             if job is None:
                 raise unknown_job(self._job_id)
+            if self._run is not None and self._run.fencing_number != job.fencing_number:
+                raise stale_run(self._run)
             if job.ingested_at is not None or JobStatus(job.status).is_end:
                 raise StorageError(
                     f"Job {self._job_id} has all its requests already; submit a new job.", job_id=self._job_id

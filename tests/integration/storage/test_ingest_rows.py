@@ -9,7 +9,7 @@ from storage.database import Database
 from storage.jobs import create_job, get_job
 from storage.requests import RequestRow, RequestWriter
 from storage.results import ResultRow, counts, iter_results, pending_seqs
-from storage.runs import Run
+from storage.runs import Run, start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -117,3 +117,17 @@ def test_the_ingest_of_a_run_that_was_taken_over_is_refused(
         writer.__exit__(None, None, None)
     assert counts(db, job_id).total == 0
     assert get_job(db, job_id).ingested_at is None
+
+
+def test_a_run_that_was_taken_over_removes_nothing_of_the_next_ones(db: Database, job_id: str) -> None:
+    stale, live = (
+        start_run(db, job_id, engine="none", policy="fcfs", details={}, lease_s=lease_s)
+        for lease_s in (-1.0, 60.0)
+    )
+    with RequestWriter(db, job_id, live) as writer:
+        for seq in range(10_000):  # as many as are committed together
+            writer.add(row(seq))
+        with pytest.raises(StaleRunError), RequestWriter(db, job_id, stale):
+            pass
+    assert counts(db, job_id).total == 10_000
+    assert len(rows_of(db, job_id)) == 10_000
