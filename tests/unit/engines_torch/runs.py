@@ -129,7 +129,7 @@ def options(folder: Path, **changes: object) -> TorchEngineOptions:
         "num_threads": 1,
         **changes,
     }
-    return TorchEngineOptions(**values)  # type: ignore[arg-type]
+    return TorchEngineOptions(**values)  # type: ignore[arg-type]  # tests name the fields they change
 
 
 def run(

@@ -31,7 +31,7 @@ CLOSE = 1e-4
     ids=["llama", "llama-3-rope-tied", "qwen2", "qwen3"],
 )
 def test_greedy_tokens_equal_the_reference(tmp_path: Path, model: dict[str, object]) -> None:
-    folder = make_tiny_llama(tmp_path / "model", tokenizer=True, **model)  # type: ignore[arg-type]
+    folder = make_tiny_llama(tmp_path / "model", **model)  # type: ignore[arg-type]  # keywords by case
     requests = random_requests(32)
 
     outcome = run(folder, requests, num_blocks=600)

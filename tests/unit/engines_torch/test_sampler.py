@@ -10,7 +10,7 @@ PROBABILITIES = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03])
 def draw(num_draws: int, **params: object) -> list[float]:
     """Shares of the tokens among many draws from PROBABILITIES."""
     params = {"temperature": 1.0, **params}
-    sampling = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=1, **params)  # type: ignore[arg-type]  # tests name the fields
     logits = PROBABILITIES.log().repeat(num_draws, 1)
     tokens = sample(logits, [SampledRow(sampling, seed=3, position=index) for index in range(num_draws)])
     return [tokens.count(token) / num_draws for token in range(5)]
