@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,16 @@ class SimulationResult:
         return num_tokens / self.duration_s if self.duration_s > 0 else 0.0
 
 
+class RunFeedback(Protocol):
+    """Whoever watches a simulated run and may plan the rest of it anew."""
+
+    def ended(self, seq: int, num_output_tokens: int) -> None:
+        """A request ended, with that many output tokens."""
+
+    def revision(self) -> Plan | None:
+        """A later plan than the last one handed out, or None. Cheap: asked after every jump of the run."""
+
+
 def simulate(
     requests: Prompts,
     output_tokens: npt.ArrayLike,
@@ -88,6 +99,7 @@ def simulate(
     limits: EngineLimits,
     *,
     overlap: bool,
+    feedback: RunFeedback | None = None,
 ) -> SimulationResult:
     """Runs a plan on a simulated engine: chunked prefill, prefix cache, preemption by recomputation.
 
@@ -103,6 +115,7 @@ def simulate(
         device: on what.
         limits: KV blocks and batch bounds.
         overlap: whether decode attention runs beside compute.
+        feedback: told of what ends, and asked for revisions of the plan.
 
     Raises:
         ConfigurationError: there is no policy of that name.
@@ -113,8 +126,9 @@ def simulate(
             "The plan names requests that were not given; simulate it with those it was built from."
         )
     policy = make_policy(policy_name, plan, limits)
+    seqs = requests.seq.tolist()
     stepper = Stepper(
-        requests.seq.tolist(),
+        seqs,
         PromptBlocks.of(requests, limits.block_size),
         np.asarray(output_tokens, dtype=np.int64).tolist(),
         policy,
@@ -131,8 +145,15 @@ def simulate(
         for event in stepper.advance():
             if isinstance(event, SimulatedEnd):
                 ends.append(event)
+                if feedback is not None:
+                    feedback.ended(seqs[event.row], event.num_output_tokens)
             else:
                 windows.append(event)
+        revised = feedback.revision() if feedback is not None else None
+        if revised is not None:
+            window = stepper.revise(revised)
+            if window is not None:
+                windows.append(window)
     last_window = stepper.flush()
     if last_window is not None:
         windows.append(last_window)
