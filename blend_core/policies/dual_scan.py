@@ -15,6 +15,9 @@ from blend_core.policies.side_account import SideAccount
 OUTLIVED_FACTOR = 2.0
 """After this many times its estimate a request has outlived it by far (BlendServe §5.4)."""
 
+BATCH_MULTIPLE = 128
+"""Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
+
 
 def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
     """Shares KV so that both sides together have the root's density (BlendServe §5.3).
@@ -49,13 +52,20 @@ class DualScanPolicy(QueuedPolicy):
     """Takes compute-intensive requests from the left end and memory-intensive ones from the right end.
 
     Per side `x`: `M_x` of `memory_split`, `N_x = M_x / (p_x + d_x / 2)` requests in steady state (in tokens),
-    and `C_x = N_x p_x / d_x` prompt tokens per step (BlendServe §5.3); `p_x` are the head's unshared prompt
-    tokens and `d_x` its estimated output. A side starts its head while its KV use is under `M_x` and either
-    it holds less than its steady state, `sum (p + d / 2)` of its requests under `M_x` (`N_x` requests if all
-    are alike), or its credit is above zero: a start costs the tokens it computes, each step gives `C_x` back,
-    and no more than one step's credit is saved up. A share above nothing is worth one request at least.
-    Preempted requests have paid and need no credit; sampled requests come first on the side that their
-    density puts them on.
+    and `C_x = N_x p'_x / d_x` prompt tokens per step (BlendServe §5.3). `p_x` and `d_x` are prompt and
+    estimated output of the request at the side's cursor; `p'_x` are the prompt tokens that it does not share,
+    since only they are computed, while every decode step reads all of them.
+
+    A step prefills `C_L + C_R` tokens, in multiples of 128, so that compute is spread as evenly over steps as
+    memory is: what a step computes in one go overlaps with that step's decoding alone. A side starts requests
+    while its KV use is under `M_x` and either it holds less than its steady state, `sum (p + d / 2)` of its
+    requests under `M_x` (`N_x` requests if all are alike), or its credit is above zero: a start costs the
+    tokens it computes, each step gives `C_x` back, and no more than one step's credit is saved up. A share
+    above nothing is worth one request at least.
+
+    Left requests are short and may use the room that is kept free for decoding requests to grow, but for one
+    block each: where right requests fill KV for a while, `M_L` is still the left side's. Preempted requests
+    have paid and need no credit; sampled requests come first on the side that their density puts them on.
     """
 
     name: ClassVar[str] = "dual_scan"
@@ -65,10 +75,18 @@ class DualScanPolicy(QueuedPolicy):
         self._deadlines: list[tuple[int, int]] = []
         self._resident_tokens: dict[int, float] = {}
         self._rho = inf
-        self._heads: tuple[int | None, int | None] = (None, None)
+        self._scanned: tuple[int | None, int | None] = (None, None)
         super().__init__(plan, limits)
         for account in self._accounts.values():
             account.charge(0, -account.credit_tokens_per_step)
+
+    def begin_step(self, view: EngineView) -> int:
+        """`C_L + C_R` prompt tokens in multiples of 128, or all there is room for once a side has run out."""
+        num_tokens_at_most = super().begin_step(view)
+        if None in self._scanned:
+            return num_tokens_at_most
+        num_tokens = sum(account.credit_tokens_per_step for account in self._accounts.values())
+        return min(num_tokens_at_most, max(1, ceil(num_tokens / BATCH_MULTIPLE)) * BATCH_MULTIPLE)
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The head of the side that uses less of its share, if a side may start one. Does not mutate."""
@@ -98,7 +116,8 @@ class DualScanPolicy(QueuedPolicy):
         charged = self._ledger.admit(slot, side, num_cached_tokens)
         if first_time:
             self._accounts[side].charge(self._ledger.clock, charged)
-        self._resident_tokens[slot] = charged + self._ledger.output_tokens[slot] / 2
+        num_prompt_tokens = self._ledger.num_prompt_tokens[slot]
+        self._resident_tokens[slot] = num_prompt_tokens + self._ledger.output_tokens[slot] / 2
         self._accounts[side].resident_tokens += self._resident_tokens[slot]
         self._settle()
 
@@ -154,7 +173,7 @@ class DualScanPolicy(QueuedPolicy):
         self._accounts[Side.RIGHT].leads = deque(
             slot for slot in reversed(leads) if ledger.density[slot] < self._rho
         )
-        self._heads = (None, None)
+        self._scanned = (None, None)
         return [slot for slot in waiting if ledger.seq[slot] not in lead_seqs]
 
     def _unstarted(self) -> list[int]:
@@ -164,16 +183,16 @@ class DualScanPolicy(QueuedPolicy):
     def _settle(self) -> None:
         super()._settle()
         left, right = self._accounts[Side.LEFT], self._accounts[Side.RIGHT]
-        left.head = self._find_head(Side.LEFT, left)
-        right.head = self._find_head(Side.RIGHT, right)
-        if (left.head, right.head) != self._heads:
-            self._heads = (left.head, right.head)
+        scanned = (self._find_scanned(Side.LEFT, left), self._find_scanned(Side.RIGHT, right))
+        if scanned != self._scanned:
+            self._scanned = scanned
             self._share_memory(left, right)
+        for side, slot in zip(Side, scanned, strict=True):
+            preempted = self._ledger.preempted[side]
+            self._accounts[side].head = preempted[0] if preempted else slot
 
-    def _find_head(self, side: Side, account: SideAccount) -> int | None:
-        preempted = self._ledger.preempted[side]
-        if preempted:
-            return preempted[0]
+    def _find_scanned(self, side: Side, account: SideAccount) -> int | None:
+        """The side's next request that was never admitted: where its cursor stands."""
         leads = account.leads
         while leads and self._ledger.phase[leads[0]] is not Phase.WAITING:
             leads.popleft()
@@ -186,27 +205,29 @@ class DualScanPolicy(QueuedPolicy):
     def _share_memory(self, left: SideAccount, right: SideAccount) -> None:
         num_tokens = float(self._limits.num_blocks * self._limits.block_size)
         # A side with nothing left to start needs no share; what it still runs ends by itself.
-        if left.head is None or right.head is None:
-            capacity_left = num_tokens if left.head is not None else 0.0
-            capacity_right = num_tokens if right.head is not None else 0.0
+        # Preempted ones are no measure either: they are where their side was, not where it is.
+        scanned_left, scanned_right = self._scanned
+        if scanned_left is None or scanned_right is None:
+            capacity_left = num_tokens if scanned_left is not None else 0.0
+            capacity_right = num_tokens if scanned_right is not None else 0.0
         else:
             density = self._ledger.density
             capacity_left, capacity_right = memory_split(
-                num_tokens, density[left.head], density[right.head], self._rho
+                num_tokens, density[scanned_left], density[scanned_right], self._rho
             )
-        self._set_share(left, capacity_left)
-        self._set_share(right, capacity_right)
+        self._set_share(left, scanned_left, capacity_left)
+        self._set_share(right, scanned_right, capacity_right)
 
-    def _set_share(self, account: SideAccount, capacity_tokens: float) -> None:
-        ledger, head = self._ledger, account.head
+    def _set_share(self, account: SideAccount, head: int | None, capacity_tokens: float) -> None:
+        ledger = self._ledger
         account.capacity_tokens = capacity_tokens
         if head is None or capacity_tokens <= 0:
             account.set_rate(ledger.clock, 0.0)
             return
-        num_prompt = max(1, ledger.num_prompt_tokens[head] - ledger.num_shared_tokens[head])
-        num_output = ledger.output_tokens[head]
+        num_prompt, num_output = ledger.num_prompt_tokens[head], ledger.output_tokens[head]
         num_steady = max(1.0, capacity_tokens / (num_prompt + num_output / 2))
-        account.set_rate(ledger.clock, num_steady * num_prompt / num_output)
+        num_unshared = max(1, num_prompt - ledger.num_shared_tokens[head])
+        account.set_rate(ledger.clock, num_steady * num_unshared / num_output)
 
     def _emptier_first(self) -> tuple[Side, Side]:
         left = self._accounts[Side.LEFT].capacity_tokens
@@ -226,10 +247,12 @@ class DualScanPolicy(QueuedPolicy):
 
     def _may_start(self, side: Side) -> bool:
         account = self._accounts[side]
-        if account.head is None or self._is_full(side):
+        if account.head is None:
             return False
         if self._ledger.phase[account.head] is Phase.PREEMPTED:
             return True
+        if self._is_full(side):
+            return False
         return (
             account.resident_tokens < account.capacity_tokens or account.credit_tokens(self._ledger.clock) > 0
         )
@@ -242,7 +265,11 @@ class DualScanPolicy(QueuedPolicy):
 
     def _is_placeable(self, view: EngineView, side: Side) -> bool:
         head = self._accounts[side].head
-        return head is not None and view.is_ready(self._ledger.seq[head]) and self._has_room(view, head)
+        if head is None or not view.is_ready(self._ledger.seq[head]):
+            return False
+        if side is Side.LEFT:
+            return self._fits(view, head, view.num_free_blocks - view.num_running)
+        return self._has_room(view, head)
 
     def _admission(self, side: Side) -> Admission:
         head = self._accounts[side].head

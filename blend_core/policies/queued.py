@@ -125,14 +125,20 @@ class QueuedPolicy(AdmissionPolicy):
 
     def _has_room(self, view: EngineView, slot: int) -> bool:
         """Whether the request's prompt fits the admissible share of KV beside what is in flight."""
+        return self._fits(
+            view, slot, self._admissible_blocks - (self._limits.num_blocks - view.num_free_blocks)
+        )
+
+    def _fits(self, view: EngineView, slot: int, num_blocks: int) -> bool:
+        """Whether the request may join those in flight with that many blocks for its prompt."""
         if view.num_running >= self._limits.max_num_seqs:
             return False
         block_size = self._limits.block_size
         num_needed = -(-(self._ledger.num_prefill_tokens(slot) + 1) // block_size)
-        num_left = self._admissible_blocks - (self._limits.num_blocks - view.num_free_blocks)
-        if num_needed <= num_left:
+        if num_needed <= num_blocks:
             return True
         # Asked only when it decides: looking a long prompt up in the cache costs as much as a step of policy.
         return (
-            num_left > 0 and num_needed - view.cached_tokens(self._ledger.seq[slot]) // block_size <= num_left
+            num_blocks > 0
+            and num_needed - view.cached_tokens(self._ledger.seq[slot]) // block_size <= num_blocks
         )
