@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -46,12 +47,15 @@ def postgres_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
 @pytest.fixture(scope="module")
 def postgres_url(postgres_server_url: str) -> Iterator[str]:
     """The owner's URL of a fresh, empty database for this module."""
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield urlsplit(postgres_server_url)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with _fresh_database(postgres_server_url) as url:
+        yield url
+
+
+@pytest.fixture
+def empty_database_url(postgres_server_url: str) -> Iterator[str]:
+    """The owner's URL of a fresh, empty database for this test."""
+    with _fresh_database(postgres_server_url) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +113,16 @@ def closed_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+@contextmanager
+def _fresh_database(server_url: str) -> Iterator[str]:
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield urlsplit(server_url)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 def _up(stack: LocalStack) -> StackState:

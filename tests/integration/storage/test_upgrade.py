@@ -1,7 +1,6 @@
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import psycopg
@@ -16,16 +15,6 @@ from storage.jobs import create_job
 from storage.schema import metadata
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture
-def empty_database_url(postgres_server_url: str) -> Iterator[str]:
-    name = f"test_{secrets.token_hex(6)}"
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield urlsplit(postgres_server_url)._replace(path=f"/{name}").geturl()
-    with psycopg.connect(postgres_server_url, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 UPGRADE = "import sys; from storage.database import Database; print(Database(sys.argv[1]).upgrade())"
