@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import psycopg
 from psycopg import sql
 

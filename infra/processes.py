@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from blend_core.errors import ServiceError
 from infra.unprivileged import Account
