@@ -54,9 +54,9 @@ def read_number(low: float, high: float) -> Callable[[str, object], float]:
     """A reader of numbers from `low` to `high`."""
 
     def read(name: str, value: object) -> float:
-        if type(value) not in (int, float) or not low <= value <= high:  # type: ignore[operator]
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not low <= value <= high:
             raise invalid_value(f"`{name}` must be a number from {low:g} to {high:g}.")
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
 
     return read
 
