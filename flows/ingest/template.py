@@ -62,7 +62,8 @@ class _Missing(jinja2.StrictUndefined):
 class _Null(_Missing):
     """A column that is NULL: as a missing one, but it may be asked about (`{% if column %}`)."""
 
-    def __bool__(self) -> bool:  # type: ignore[override] - the base says that it never returns
+    # The base says that it never returns.
+    def __bool__(self) -> bool:  # type: ignore[override]
         return False
 
 
