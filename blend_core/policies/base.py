@@ -35,6 +35,9 @@ class Side(StrEnum):
     LEFT = "left"
     RIGHT = "right"
 
+    # That of an enumeration is computed in Python, and sides are looked up many times a step.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:

@@ -25,6 +25,7 @@ class Flight:
         num_decoding: requests in flight whose prompt is complete.
         num_running_by_side: requests in flight by the side they were admitted from.
         decode_kv_tokens: KV tokens that decoding requests hold.
+        growth: by clock modulo block size, decoding requests that need a block for the step from then on.
         prefilling: row of the incomplete prompt.
         num_computed_tokens: tokens of the incomplete prompt that are in the cache.
     """
@@ -35,7 +36,6 @@ class Flight:
         "_end_clocks",
         "_ends",
         "_grows_from",
-        "_growth",
         "_life",
         "_num_computed_before",
         "_num_kept_tokens",
@@ -44,6 +44,7 @@ class Flight:
         "_side",
         "clock",
         "decode_kv_tokens",
+        "growth",
         "num_computed_tokens",
         "num_decoding",
         "num_running",
@@ -64,8 +65,7 @@ class Flight:
         self._num_computed_before = [0] * num_rows
         self._grows_from = [0] * num_rows
         self._admissions: list[tuple[int, int]] = []
-        # By clock modulo block size: decoding requests that need a block for the step from that clock on.
-        self._growth = [0] * cache.block_size
+        self.growth = [0] * cache.block_size
         self._ends: dict[int, list[tuple[int, int]]] = {}
         self._end_clocks: list[int] = []
         self.clock = 0
@@ -79,7 +79,7 @@ class Flight:
     @property
     def num_growing_blocks(self) -> int:
         """Blocks that decoding requests need for the next step."""
-        return self._growth[self.clock % len(self._growth)]
+        return self.growth[self.clock % len(self.growth)]
 
     @property
     def next_end(self) -> int:
@@ -136,6 +136,15 @@ class Flight:
         self.decode_kv_tokens += self.num_decoding
         for row in completed:
             self._start_decoding(row)
+        return self._ended()
+
+    def jump(self, num_steps: int) -> list[int]:
+        """Does what as many calls of `step` without a completed prompt do; none may end before the last."""
+        self.clock += num_steps
+        self.decode_kv_tokens += self.num_decoding * num_steps
+        return self._ended()
+
+    def _ended(self) -> list[int]:
         ended: list[int] = []
         while self._end_clocks and self._end_clocks[0] <= self.clock:
             entries = self._ends.pop(heappop(self._end_clocks))
@@ -169,7 +178,7 @@ class Flight:
             self._cache.release(row, held)
             self.num_decoding -= 1
             self.decode_kv_tokens -= held
-            self._growth[self._growth_place(row)] -= 1
+            self.growth[self._growth_place(row)] -= 1
         self._side[row] = None
         self._life[row] += 1
 
@@ -177,7 +186,7 @@ class Flight:
         self._grows_from[row] = self.clock
         self.num_decoding += 1
         self.decode_kv_tokens += self.num_prefill_tokens(row)
-        self._growth[self._growth_place(row)] += 1
+        self.growth[self._growth_place(row)] += 1
         end = self.clock + self._num_output_tokens[row] - self._num_kept_tokens[row] - 1
         if end not in self._ends:
             self._ends[end] = []
@@ -188,7 +197,7 @@ class Flight:
         return self.num_prefill_tokens(row) + self.clock - self._grows_from[row]
 
     def _growth_place(self, row: int) -> int:
-        return (self._grows_from[row] - self.num_prefill_tokens(row)) % len(self._growth)
+        return (self._grows_from[row] - self.num_prefill_tokens(row)) % len(self.growth)
 
 
 class StepPrefill:

@@ -1,11 +1,10 @@
 """The loop over steps: a policy, requests in flight and a step-time model, driven until nothing is left."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import NamedTuple
 
 from blend_core.engines.base import StepWindow
-from blend_core.engines.windows import StepRecord, WindowAccumulator
+from blend_core.engines.windows import MAX_WINDOW_S, MAX_WINDOW_STEPS, WindowAccumulator
 from blend_core.errors import EngineError
 from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan
@@ -16,8 +15,7 @@ from blend_core.simulation.prompts import PromptBlocks
 from blend_core.specs import DeviceProfile, ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedEnd:
+class SimulatedEnd(NamedTuple):
     """One request that ended.
 
     Attributes:
@@ -42,9 +40,6 @@ class SimulatedEnd:
 SimulationEvent = SimulatedEnd | StepWindow
 
 
-_NO_PREFILL: Final = StepPrefill()
-
-
 class Stepper:
     """Simulates an engine step by step, and in one go those steps in which nothing but decoding happens.
 
@@ -54,6 +49,9 @@ class Stepper:
 
     Attributes:
         now: simulated time in seconds.
+        compute_time_s: seconds of GEMM and prefill attention of all steps so far.
+        decode_time_s: seconds of decode attention; the sum of both is what a sequential engine would take for
+            the same steps.
     """
 
     def __init__(
@@ -98,6 +96,8 @@ class Stepper:
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self.now = started_at
+        self.compute_time_s = 0.0
+        self.decode_time_s = 0.0
 
     @property
     def num_free_blocks(self) -> int:
@@ -215,36 +215,120 @@ class Stepper:
 
     def _execute(self, prefill: StepPrefill, events: list[SimulationEvent]) -> None:
         """One step with prompt tokens in it."""
-        num_decode_tokens = self._flight.num_decoding
-        decode_kv_tokens = self._flight.decode_kv_tokens + num_decode_tokens
+        flight, times = self._flight, self._times
+        num_decode_tokens = flight.num_decoding
+        decode_kv_tokens = flight.decode_kv_tokens + num_decode_tokens
         for row in prefill.completed:
             self._policy.decoding(self._seq[row])
         self._policy.advanced(1)
-        ended = self._flight.step(prefill.completed)
-        self._record(prefill, num_decode_tokens, decode_kv_tokens, len(ended), events)
+        ended = flight.step(prefill.completed)
+        compute_s = (
+            times.gemm_s(prefill.num_tokens + num_decode_tokens)
+            + times.prefill_s_per_token_sq * prefill.num_tokens_sq
+        )
+        decode_s = times.decode_s_per_kv_token * decode_kv_tokens
+        started_at = self.now
+        self.now += times.combined_s(compute_s, decode_s, overlap=self._overlap)
+        self.compute_time_s += compute_s
+        self.decode_time_s += decode_s
+        sums = self._windows.sums
+        sums.num_prefill_tokens += prefill.num_tokens
+        sums.num_recomputed_tokens += prefill.num_recomputed_tokens
+        sums.prefill_tokens_sq += prefill.num_tokens_sq
+        num_used = self._limits.num_blocks - self._cache.num_free
+        self._record(1, started_at, num_decode_tokens, decode_kv_tokens, num_used, len(ended), events)
         for row in ended:
             self._end(row, events, fits=True)
 
     def _decode(self, quiet_steps: int, events: list[SimulationEvent]) -> None:
-        """Steps that only decode: to the first end or lack of blocks, or as long as the policy is quiet."""
-        flight, cache = self._flight, self._cache
-        first = flight.clock
-        last = first + min(quiet_steps, flight.next_end - first) - 1
-        num_decode_tokens = flight.num_decoding
-        while flight.clock < last:
-            decode_kv_tokens = flight.decode_kv_tokens + num_decode_tokens
-            self._record(_NO_PREFILL, num_decode_tokens, decode_kv_tokens, 0, events)
-            flight.step(())
-            if flight.num_growing_blocks > cache.num_free:
-                self._policy.advanced(flight.clock - first)
-                return
-            cache.take(flight.num_growing_blocks)
-        decode_kv_tokens = flight.decode_kv_tokens + num_decode_tokens
-        ended = flight.step(())
-        self._policy.advanced(flight.clock - first)
-        self._record(_NO_PREFILL, num_decode_tokens, decode_kv_tokens, len(ended), events)
+        """Steps that only decode: to the first end or lack of blocks, or as long as the policy is quiet.
+
+        Plain numbers in a loop: a simulated run has a hundred thousand of these steps and more.
+        """
+        flight, cache, times = self._flight, self._cache, self._times
+        first = clock = flight.clock
+        last = first + min(quiet_steps, flight.next_end - first)
+        num_decoding = flight.num_decoding
+        compute_s = times.gemm_s(num_decoding)
+        decode_s_per_kv_token, interference = times.decode_s_per_kv_token, times.overlap_interference
+        overlap, growth, block_size = self._overlap, flight.growth, cache.block_size
+        kv_tokens, num_free, now = flight.decode_kv_tokens, cache.num_free, self.now
+        num_used = self._limits.num_blocks - num_free
+        has_room = True
+        ended: list[int] = []
+        while has_room and clock < last:
+            started_at, chunk_start = now, clock
+            num_steps = self._windows.sums.num_steps
+            closes_at = (self._windows.started_at if num_steps else now) + MAX_WINDOW_S
+            chunk_end = min(last, clock + MAX_WINDOW_STEPS - num_steps)
+            sum_kv_tokens = sum_used = 0
+            while True:
+                kv_tokens += num_decoding
+                decode_s = decode_s_per_kv_token * kv_tokens
+                if not overlap:
+                    now += compute_s + decode_s
+                elif compute_s > decode_s:
+                    now += compute_s + interference * decode_s
+                else:
+                    now += decode_s + interference * compute_s
+                sum_kv_tokens += kv_tokens
+                sum_used += num_used
+                clock += 1
+                if clock < last:
+                    num_growing = growth[clock % block_size]
+                    if num_growing > num_free:
+                        has_room = False
+                        break
+                    num_free -= num_growing
+                    num_used += num_growing
+                if clock == chunk_end or now >= closes_at:
+                    break
+            if clock == last:
+                ended = flight.jump(last - first)
+            num_steps = clock - chunk_start
+            self.now = now
+            self.compute_time_s += compute_s * num_steps
+            self.decode_time_s += decode_s_per_kv_token * sum_kv_tokens
+            self._record(
+                num_steps, started_at, num_decoding * num_steps, sum_kv_tokens, sum_used, len(ended), events
+            )
+        if clock < last:
+            flight.jump(clock - first)
+        cache.take(cache.num_free - num_free)
+        self._policy.advanced(clock - first)
         for row in ended:
             self._end(row, events, fits=True)
+
+    def _record(
+        self,
+        num_steps: int,
+        started_at: float,
+        num_decode_tokens: int,
+        decode_kv_tokens: int,
+        num_used_blocks: int,
+        num_finished: int,
+        events: list[SimulationEvent],
+    ) -> None:
+        """Adds steps up to now to the window; arguments are sums over them."""
+        windows, flight = self._windows, self._flight
+        sums = windows.sums
+        if sums.num_steps == 0:
+            windows.started_at = started_at
+        sums.num_steps += num_steps
+        sums.duration_s += self.now - started_at
+        sums.predicted_s += self.now - started_at
+        sums.num_decode_tokens += num_decode_tokens
+        sums.num_cached_tokens += self._num_cached_tokens
+        sums.decode_kv_tokens += decode_kv_tokens
+        sums.kv_usage += num_used_blocks / self._limits.num_blocks
+        sums.num_running_left += flight.num_running_by_side[Side.LEFT] * num_steps
+        sums.num_running_right += flight.num_running_by_side[Side.RIGHT] * num_steps
+        sums.num_preempted += self._num_preempted
+        sums.num_finished += num_finished
+        self._num_cached_tokens = self._num_preempted = 0
+        window = windows.close_if_full(self.now)
+        if window is not None:
+            events.append(window)
 
     def _end(self, row: int, events: list[SimulationEvent], *, fits: bool) -> None:
         num_output_tokens = self._flight.num_output_tokens(row)
@@ -258,40 +342,3 @@ class Stepper:
         events.append(
             SimulatedEnd(row, revision, num_output_tokens, num_cached_tokens, started_at, self.now, fits)
         )
-
-    def _record(
-        self,
-        prefill: StepPrefill,
-        num_decode_tokens: int,
-        decode_kv_tokens: int,
-        num_finished: int,
-        events: list[SimulationEvent],
-    ) -> None:
-        flight, num_blocks = self._flight, self._limits.num_blocks
-        duration_s = self._times.step_s(
-            prefill.num_tokens + num_decode_tokens,
-            prefill.num_tokens_sq,
-            decode_kv_tokens,
-            overlap=self._overlap,
-        )
-        window = self._windows.add(
-            StepRecord(
-                started_at=self.now,
-                duration_s=duration_s,
-                num_prefill_tokens=prefill.num_tokens,
-                num_decode_tokens=num_decode_tokens,
-                num_cached_tokens=self._num_cached_tokens,
-                num_recomputed_tokens=prefill.num_recomputed_tokens,
-                prefill_tokens_sq=prefill.num_tokens_sq,
-                decode_kv_tokens=decode_kv_tokens,
-                kv_usage=(num_blocks - self._cache.num_free) / num_blocks,
-                num_running_left=flight.num_running_by_side[Side.LEFT],
-                num_running_right=flight.num_running_by_side[Side.RIGHT],
-                num_preempted=self._num_preempted,
-                num_finished=num_finished,
-            )
-        )
-        self._num_cached_tokens = self._num_preempted = 0
-        self.now += duration_s
-        if window is not None:
-            events.append(window)

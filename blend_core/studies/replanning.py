@@ -23,6 +23,7 @@ class SampleReplanner:
     __slots__ = (
         "_config",
         "_device",
+        "_is_done",
         "_is_open",
         "_model",
         "_num_ended",
@@ -31,7 +32,6 @@ class SampleReplanner:
         "_requests",
         "_row_of",
         "_samples",
-        "_is_done",
     )
 
     def __init__(
