@@ -1,18 +1,14 @@
 """`blend validate` and `blend plan`: look at requests before anything runs."""
 
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 
-from flows.cli.output import Json, print_json, print_line, print_table
-
-if TYPE_CHECKING:
-    from blend_core.policies.base import EngineLimits
-    from blend_core.specs import DeviceProfile, ModelSpec
-    from blend_core.tokenizing import Tokenizer
-    from flows.settings import Settings
+from blend_core.errors import ConfigurationError
+from flows.cli.output import Json, print_json, print_line, tell
 
 Source = Annotated[
     str,
@@ -20,13 +16,14 @@ Source = Annotated[
         metavar="SOURCE", help="OpenAI Batch JSONL, plain or gzip: a local file or s3://bucket/key."
     ),
 ]
-DefaultMaxTokens = Annotated[
-    int,
-    typer.Option("--max-tokens", min=1, help="Longest answer of a request that does not say `max_tokens`."),
-]
+SECONDS_BETWEEN_NOTES = 3.0
 
-LARGE_NUM_SEQS = 1024
-"""Requests in flight at most on a device that is not the engine's own."""
+
+class EngineKind(StrEnum):
+    """What a simulated engine does at one time."""
+
+    SEQUENTIAL = "sequential"
+    OVERLAP = "overlap"
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +50,7 @@ def validate(
       blend validate requests.jsonl.gz --json
     """
     from flows.cli.source_lines import MAX_LINE_BYTES, source_lines
-    from flows.dry_run import check_lines
+    from flows.dry_run.lines import check_lines
     from flows.ingest.parse import ParseOptions
 
     options = ParseOptions(model or "", strict_model=model is not None, max_line_bytes=MAX_LINE_BYTES)
@@ -91,105 +88,152 @@ def validate(
 
 
 def plan(
-    source: Source,
-    model: Annotated[
-        str, typer.Option(help="Model of the store, a Hugging Face folder, or a preset such as llama-3.1-8b.")
-    ] = "smollm2-135m",
-    device: Annotated[
-        str | None, typer.Option(help="Device profile by name or TOML file; by default the engine's own.")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]",
+            help="OpenAI Batch JSONL, plain or gzip: a local file or s3://bucket/key; or a job file, .yaml.",
+            show_default=False,
+        ),
     ] = None,
-    max_tokens: DefaultMaxTokens = 256,
+    job_id: Annotated[
+        str | None,
+        typer.Option(
+            "--job-id", metavar="JOB", help="Plan the requests of this job, with the lengths it recorded."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the store, a Hugging Face folder, or a preset such as llama-3.1-8b; by default "
+            "the job's, else smollm2-135m."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="Device profile by name (a100-80g, h100, h200, l4) or TOML file; by default this machine's."
+        ),
+    ] = None,
+    engine: Annotated[
+        EngineKind,
+        typer.Option(help="Simulate an engine that computes in sequence, or one that overlaps."),
+    ] = EngineKind.SEQUENTIAL,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Tell how many devices are done within TIME: 6h, 90m, 1h30m."),
+    ] = None,
+    expected_output_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Mean length of the answers; by default half of each `max_tokens`."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Longest answer of a request that does not say `max_tokens`; default: the job's, or 256.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Count four bytes as a token, and simulate 4,000 requests where there are more."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Tell what a plan would promise; runs nothing.
+    """Tell what a job would take; runs nothing.
 
-    Prefix sharing, compute density and the simulated duration under each policy. Needs no services. A preset
-    has no tokenizer: then four bytes of text count as a token.
+    Duration and prefix sharing under each policy, the practical optimum of ideal overlap, how dense the
+    requests are, and with --deadline how many devices are needed.
+
+    How long answers will be is not known before they are written, so a plan assumes it and says what it
+    assumed. Say --expected-output-tokens if you know better; --job-id uses what a job recorded.
+
+    A model that one device does not hold is planned on several by tensor parallelism. Of more than 50,000
+    requests a sample of about 20,000 is simulated. Local files need no services, presets no model files:
+    without a tokenizer four bytes of text count as a token. More in docs/plan.md.
 
     \b
     Examples:
       blend plan requests.jsonl
-      blend plan requests.jsonl --model llama-3.1-8b --device a100-80g --json
+      blend plan requests.jsonl.gz --model llama-3.1-8b --device a100-80g --deadline 6h
+      blend plan night.yaml --model llama-3.1-70b --device h100 --expected-output-tokens 120
+      blend plan --job-id job_01m8kzrqrsafg01r9jwt --device l4 --json
     """
-    from dataclasses import asdict
+    if (source is None) == (job_id is None):
+        raise ConfigurationError("Name one thing to plan: a SOURCE, or a job with --job-id.")
+
+    import time
+
+    import numpy as np
 
     from blend_core.specs import load_device_profile
-    from flows.cli.source_lines import MAX_LINE_BYTES, source_lines
-    from flows.dry_run import check_lines, forecast, read_requests
-    from flows.ingest.parse import ParseOptions
+    from flows.cli.plan_source import PlanOptions, read_job, read_source
+    from flows.dry_run.deadline import seconds_of
+    from flows.dry_run.forecast import forecast
+    from flows.dry_run.lengths import lengths_by_bounds, lengths_by_mean, lengths_by_record
+    from flows.dry_run.plan_report import PlanReport, plan_json, plan_text
+    from flows.dry_run.target import own_target, target_of
+    from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of
     from flows.settings import load_settings
 
     settings = load_settings()
+    deadline_s = None if deadline is None else seconds_of(deadline)
     profile = load_device_profile(device or settings.engine.device_profile)
-    spec, tokenizer = _model(settings, model)
-    options = ParseOptions(model, default_max_tokens=max_tokens, max_line_bytes=MAX_LINE_BYTES)
-    requests = read_requests(check_lines(source_lines(source), options), tokenizer, spec.max_model_len)
-    limits = _limits(settings, spec, profile, is_own_device=device is None)
-    told = forecast(requests.arrays, spec, profile, limits)
+    note = _notes(time.monotonic)
+    options = PlanOptions(model, max_tokens, quick=quick)
+    asked = (
+        read_job(settings, job_id, options)
+        if job_id is not None
+        else read_source(settings, source or "", options, note)
+    )
+    target = (
+        own_target(asked.model, profile, settings.engine)
+        if device is None
+        else target_of(asked.model, profile, settings.engine.block_size)
+    )
+    tree = prefix_tree_of(asked.requests, target)
+    rng = np.random.default_rng(0)
+    if expected_output_tokens is not None:
+        lengths = lengths_by_mean(asked.requests, expected_output_tokens, rng)
+    elif asked.recorded:
+        lengths = lengths_by_record(asked.requests, tree, asked.recorded, rng)
+    else:
+        lengths = lengths_by_bounds(asked.requests, tree, rng)
+    workload = Workload(
+        asked.requests,
+        tree,
+        lengths,
+        target,
+        overlap=engine is EngineKind.OVERLAP,
+        size=QUICK if quick else SimulationSize(),
+    )
+    told = forecast(workload, asked.policy.value, deadline_s, note)
+    report = PlanReport(
+        source=source or f"job {job_id}",
+        num_bad=asked.num_bad,
+        counted_with_tokenizer=asked.counted_with_tokenizer,
+        expected_output_tokens=expected_output_tokens,
+        workload=workload,
+        forecast=told,
+    )
     if json:
-        print_json(
-            {
-                "source": source,
-                "invalid": requests.num_bad,
-                "counted_with_tokenizer": tokenizer is not None,
-                "summary": asdict(told.summary),
-                "policies": [asdict(entry) for entry in told.policies],
-            }
-        )
-        return
-    summary = told.summary
-    counted = "" if tokenizer is not None else " (four bytes of text taken for a token)"
-    print_line(
-        f"{summary.num_requests:,} requests, {requests.num_bad:,} bad lines; "
-        f"{summary.num_prompt_tokens:,} prompt tokens{counted}, "
-        f"{summary.estimated_output_tokens:,.0f} output tokens estimated"
-    )
-    print_line(
-        f"{summary.model} on {summary.device}: density {summary.density:.2f}, prefix sharing at best "
-        f"{summary.prefix_sharing_best:.1%}, at least {summary.optimum_s:,.1f} s with perfect overlap"
-    )
-    print_line("")
-    print_table(
-        ("policy", "sharing in order", "simulated s", "simulated sharing", "preempted"),
-        [
-            (
-                entry.policy,
-                f"{entry.prefix_sharing:.1%}",
-                None if entry.estimated_duration_s is None else f"{entry.estimated_duration_s:,.1f}",
-                None if entry.simulated_sharing is None else f"{entry.simulated_sharing:.1%}",
-                entry.num_preempted,
-            )
-            for entry in told.policies
-        ],
-    )
+        print_json(plan_json(report))
+    else:
+        print_line(plan_text(report))
 
 
-def _model(settings: "Settings", model: str) -> "tuple[ModelSpec, Tokenizer | None]":
-    """Sizes of the model, and its tokenizer where its files are here."""
-    from blend_core.model_store import ModelStore
-    from blend_core.specs import load_model_spec, model_spec_preset, model_spec_preset_names
-    from blend_core.tokenizing import Tokenizer
+def _notes(clock: Callable[[], float]) -> Callable[[str], None]:
+    """Says on stderr what is being done, no oftener than every few seconds: a short command says nothing."""
+    last = clock()
 
-    store = ModelStore(settings.home / "models")
-    known = {entry.name for entry in store.list()}
-    if model not in known and not Path(model).is_dir() and model in model_spec_preset_names():
-        return model_spec_preset(model), None
-    folder = store.resolve(model)
-    return load_model_spec(folder, "bfloat16", model), Tokenizer(folder)
+    def note(text: str) -> None:
+        nonlocal last
+        if clock() - last >= SECONDS_BETWEEN_NOTES:
+            last = clock()
+            tell(f"{text} …")
 
-
-def _limits(
-    settings: "Settings", model: "ModelSpec", device: "DeviceProfile", *, is_own_device: bool
-) -> "EngineLimits":
-    """The engine's own limits; on another device what a large one is given."""
-    from blend_core.performance import MAX_NUM_BATCHED_TOKENS
-    from blend_core.policies.base import EngineLimits
-
-    engine = settings.engine
-    kv_bytes = engine.kv_gib * 2**30 if is_own_device else device.kv_capacity_bytes
-    return EngineLimits(
-        block_size=engine.block_size,
-        num_blocks=int(kv_bytes) // (engine.block_size * model.kv_bytes_per_token),
-        max_num_seqs=engine.max_num_seqs if is_own_device else LARGE_NUM_SEQS,
-        max_num_batched_tokens=engine.max_num_batched_tokens if is_own_device else MAX_NUM_BATCHED_TOKENS,
-    )
+    return note

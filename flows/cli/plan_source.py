@@ -1,0 +1,118 @@
+"""What `blend plan` is asked to plan: a request file, a job file, or a job."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from blend_core.request import RequestArrays
+from blend_core.specs import ModelSpec
+from flows.cli.services import connected
+from flows.cli.source_lines import MAX_LINE_BYTES, source_lines
+from flows.dry_run.lines import check_lines
+from flows.dry_run.model import find_model
+from flows.dry_run.requests import read_requests
+from flows.ingest.parse import ParseOptions
+from flows.job_spec import JobOptions, Policy, load_job_file
+from flows.settings import Settings
+
+DEFAULT_MODEL = "smollm2-135m"
+JOB_FILE_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """What options say about reading; None leaves it to the job, or to the default.
+
+    Attributes:
+        model: name of the model, a folder or a preset.
+        default_max_tokens: longest answer of a request that does not say.
+        quick: do not tokenise.
+    """
+
+    model: str | None
+    default_max_tokens: int | None
+    quick: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInput:
+    """Requests to plan.
+
+    Attributes:
+        requests: those that can be planned.
+        num_bad: lines and rows that would become error rows.
+        counted_with_tokenizer: whether tokens are the model's own.
+        model: sizes of the model.
+        policy: of the job; a file of requests has none, and gets the default.
+        recorded: output tokens by `seq` of answers that the job has.
+    """
+
+    requests: RequestArrays
+    num_bad: int
+    counted_with_tokenizer: bool
+    model: ModelSpec
+    policy: Policy
+    recorded: dict[int, int]
+
+
+def read_source(
+    settings: Settings, source: str, options: PlanOptions, on_progress: Callable[[str], None]
+) -> PlanInput:
+    """Reads a request file, local or in S3, or the sources of a job file.
+
+    Raises:
+        ConfigurationError: a file or the model is not there, or wrong.
+        SourceError: a source cannot be read as given.
+        ServiceError: the sources need services that do not run.
+    """
+
+    def on_lines(num_lines: int) -> None:
+        on_progress(f"{num_lines:,} lines read")
+
+    if not source.endswith(JOB_FILE_SUFFIXES):
+        name = options.model or DEFAULT_MODEL
+        model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+        max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
+        parsing = ParseOptions(name, default_max_tokens=max_tokens, max_line_bytes=MAX_LINE_BYTES)
+        lines = check_lines(source_lines(source), parsing)
+        found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
+        return PlanInput(
+            found.arrays, found.num_bad, tokenizer is not None, model, JobOptions().policy, recorded={}
+        )
+
+    from flows.dry_run.job_source import job_file_lines
+
+    spec = load_job_file(Path(source))
+    model, tokenizer = find_model(settings, options.model or spec.model, with_tokenizer=not options.quick)
+    parsing = ParseOptions(
+        spec.model,
+        strict_model=spec.options.strict_model,
+        default_max_tokens=options.default_max_tokens or spec.options.default_max_tokens,
+    )
+    with connected(settings) as wiring:
+        items = job_file_lines(wiring, spec, parsing)
+        found = read_requests(items, tokenizer, model.max_model_len, on_lines)
+    return PlanInput(found.arrays, found.num_bad, tokenizer is not None, model, spec.options.policy, {})
+
+
+def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput:
+    """Reads the requests of a job, as they were tokenised for it, and the lengths of its answers.
+
+    Raises:
+        ConfigurationError: the model is not there.
+        StorageError: there is no such job, or its sources have not been read to their end.
+        ServiceError: the services do not run.
+    """
+    from flows.dry_run.job_source import known_job
+
+    with connected(settings) as wiring:
+        job = known_job(wiring, job_id)
+    model, _ = find_model(settings, options.model or job.spec.model, with_tokenizer=False)
+    return PlanInput(
+        requests=job.arrays,
+        num_bad=job.num_bad,
+        counted_with_tokenizer=True,
+        model=model,
+        policy=job.spec.options.policy,
+        recorded=job.recorded,
+    )

@@ -1,0 +1,82 @@
+"""How many replicas finish by a deadline."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from blend_core.errors import ConfigurationError
+
+MAX_NUM_REPLICAS: Final = 64
+LEAST_GROWTH: Final = 1.25
+"""Factor between two numbers of replicas that are tried, at least: each try is a simulation."""
+
+_SECONDS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
+_DEADLINE: Final = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+\Z")
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)([dhms])")
+
+
+def seconds_of(text: str) -> float:
+    """Reads a stretch of time such as `6h`, `90m`, `1h30m` or `45s`.
+
+    Raises:
+        ConfigurationError: it is written in another way, or nothing is left of it.
+    """
+    seconds = 0.0
+    if _DEADLINE.match(text):
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
+    if seconds <= 0:
+        raise ConfigurationError(f"{text!r} is no deadline; write it as 6h, 90m, 1h30m or 45s.")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCount:
+    """What a search for the number of replicas found.
+
+    Attributes:
+        num_replicas: the smallest number that was found to be in time; None where none is.
+        durations_s: what the slowest replica takes, by the numbers that were tried.
+    """
+
+    num_replicas: int | None
+    durations_s: dict[int, float]
+
+
+def replicas_for(
+    deadline_s: float,
+    duration_of: Callable[[int], float],
+    max_num_replicas: int = MAX_NUM_REPLICAS,
+) -> ReplicaCount:
+    """Finds the smallest number of replicas whose slowest one ends by the deadline.
+
+    Durations are taken to fall with the number of replicas. The number grows by what is missing until it is
+    in time, then the gap to the last one that was late is halved.
+
+    Args:
+        deadline_s: seconds that the slowest replica may take.
+        duration_of: simulates that many replicas; asked once for each number.
+        max_num_replicas: the search ends there.
+    """
+    durations: dict[int, float] = {}
+    late, number = 0, 1
+    while True:
+        durations[number] = duration_of(number)
+        if durations[number] <= deadline_s:
+            break
+        late = number
+        if number == max_num_replicas:
+            return ReplicaCount(None, durations)
+        wanted = max(number * durations[number] / deadline_s, number + 1)
+        if number > 1:
+            wanted = max(wanted, number * LEAST_GROWTH)
+        number = min(math.ceil(wanted), max_num_replicas)
+    while number - late > 1:
+        middle = (number + late) // 2
+        durations[middle] = duration_of(middle)
+        if durations[middle] <= deadline_s:
+            number = middle
+        else:
+            late = middle
+    return ReplicaCount(number, durations)

@@ -1,0 +1,113 @@
+"""Requests as a planner reads them, from lines that were checked."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.errors import RequestError
+from blend_core.request import RequestArrays
+from blend_core.tokenizing import Tokenizer
+from flows.dry_run.lines import LINES_AT_ONCE, CheckedLine
+from flows.ingest.draft import Draft
+
+BYTES_PER_TOKEN = 4
+"""Bytes of text that stand for a token where nothing is tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRequests:
+    """Requests of a file as a planner reads them.
+
+    Attributes:
+        arrays: the requests that can be planned.
+        num_bad: lines that would become error rows.
+    """
+
+    arrays: RequestArrays
+    num_bad: int
+
+
+def read_requests(
+    lines: Iterable[CheckedLine],
+    tokenizer: Tokenizer | None,
+    max_model_len: int,
+    on_progress: Callable[[int], None],
+) -> DryRequests:
+    """Token ids of every good line.
+
+    Args:
+        lines: as `check_lines` and `checked_items` give them.
+        tokenizer: the model's own; None takes groups of `BYTES_PER_TOKEN` bytes for tokens, which keeps
+            shared prefixes and gets lengths roughly right for English.
+        max_model_len: longest prompt plus answer; longer prompts count as bad, answers are cut to what is
+            left.
+        on_progress: told now and then how many lines have been read.
+    """
+    tokens: list[npt.NDArray[np.int32]] = []
+    lengths: list[int] = []
+    bounds: list[tuple[int, int]] = []
+    num_lines = 0
+    checked = iter(lines)
+    while batch := list(islice(checked, LINES_AT_ONCE)):
+        num_lines += len(batch)
+        drafts = [line.draft for line in batch if line.draft is not None]
+        encoded = (
+            _encode(drafts, tokenizer) if tokenizer is not None else [_pieces(draft) for draft in drafts]
+        )
+        fitting = []
+        for draft, token_ids in zip(drafts, encoded, strict=True):
+            if isinstance(token_ids, RequestError) or len(token_ids) == 0:
+                continue
+            room = max_model_len - len(token_ids)
+            if room < max(1, draft.sampling.min_tokens):
+                continue
+            fitting.append(token_ids)
+            bounds.append((draft.sampling.min_tokens, min(draft.sampling.max_tokens, room)))
+        # One array a batch: hundreds of thousands of small ones would cost more than their tokens.
+        if fitting:
+            tokens.append(np.concatenate(fitting))
+            lengths.extend(len(token_ids) for token_ids in fitting)
+        on_progress(num_lines)
+    limits = np.array(bounds, dtype=np.int32).reshape(-1, 2)
+    arrays = RequestArrays(
+        seq=np.arange(len(lengths), dtype=np.int64),
+        token_ids=np.concatenate(tokens) if tokens else np.empty(0, dtype=np.int32),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)]),
+        min_tokens=np.ascontiguousarray(limits[:, 0]),
+        max_tokens=np.ascontiguousarray(limits[:, 1]),
+    )
+    return DryRequests(arrays, num_bad=num_lines - len(lengths))
+
+
+def _encode(drafts: Sequence[Draft], tokenizer: Tokenizer) -> list[npt.NDArray[np.int32] | RequestError]:
+    chats = [draft for draft in drafts if draft.messages is not None]
+    texts = [draft for draft in drafts if draft.prompt is not None]
+    encoded_chats = iter(
+        tokenizer.encode_chat(
+            [draft.messages or [] for draft in chats], [draft.template_kwargs for draft in chats]
+        )
+    )
+    encoded_texts = iter(tokenizer.encode_completion([draft.prompt or "" for draft in texts]))
+    return [
+        next(encoded_chats)
+        if draft.messages is not None
+        else next(encoded_texts)
+        if draft.prompt is not None
+        else tokenizer.check_token_ids(draft.prompt_token_ids or [])
+        for draft in drafts
+    ]
+
+
+def _pieces(draft: Draft) -> npt.NDArray[np.int32]:
+    """Groups of bytes as token ids: equal text gives equal ids."""
+    if draft.prompt_token_ids is not None:
+        return np.array(draft.prompt_token_ids, dtype=np.int32)
+    text = draft.prompt
+    if text is None:
+        text = "".join(f"{message['role']}\n{message['content']}\n" for message in draft.messages or [])
+    data = text.encode()
+    padded = data + bytes(-len(data) % BYTES_PER_TOKEN)
+    return np.frombuffer(padded, dtype=np.int32) & np.int32(0x7FFFFFFF)

@@ -1,0 +1,91 @@
+"""What a dry run plans for: a model on one or several devices, and the limits of the engine there."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from blend_core.errors import ConfigurationError
+from blend_core.performance import MAX_NUM_BATCHED_TOKENS
+from blend_core.policies.base import EngineLimits
+from blend_core.specs import DeviceProfile, ModelSpec
+from flows.settings import EngineSettings
+
+LARGE_NUM_SEQS: Final = 1024
+"""Requests in flight at most on a device that is not the engine's own."""
+
+PROFILED_WEIGHT_BYTES: Final = 2 * 8_030_261_248
+"""Device profiles state KV beside the weights of an 8B model in two bytes."""
+
+LEAST_KV_SHARE: Final = 0.2
+"""Share of its profiled KV that a device must keep beside its part of larger weights."""
+
+MAX_TENSOR_PARALLEL: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model on the devices of one replica.
+
+    Attributes:
+        model: the model.
+        device: abilities of all devices of a replica together.
+        limits: of an engine on them.
+        tensor_parallel: devices of a replica.
+    """
+
+    model: ModelSpec
+    device: DeviceProfile
+    limits: EngineLimits
+    tensor_parallel: int
+
+
+def own_target(model: ModelSpec, device: DeviceProfile, engine: EngineSettings) -> Target:
+    """Returns the engine of this installation as it would be opened; the profile gets its KV."""
+    device = replace(device, kv_capacity_bytes=engine.kv_gib * 2**30)
+    limits = _limits(model, device, engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens)
+    return Target(model, device, limits, tensor_parallel=1)
+
+
+def target_of(model: ModelSpec, device: DeviceProfile, block_size: int) -> Target:
+    """Returns what the model needs of a device that is not here: one, or as many as hold its weights.
+
+    A model that is larger than what the profile was made with takes its room from KV. Where too little is
+    left it is run by tensor parallelism on 2, 4, 8, … devices; communication between them is not counted.
+    With fewer KV heads than devices, and with latent KV, devices keep copies, so that less of it fits.
+
+    Raises:
+        ConfigurationError: no number of devices is enough.
+    """
+    weights = model.num_parameters * model.dtype_bytes
+    num_devices = 1
+    while num_devices <= MAX_TENSOR_PARALLEL:
+        excess = max(weights - PROFILED_WEIGHT_BYTES * num_devices, 0)
+        all_kv = device.kv_capacity_bytes * num_devices
+        if all_kv - excess >= LEAST_KV_SHARE * all_kv:
+            break
+        num_devices *= 2
+    else:
+        raise ConfigurationError(
+            f"{model.name} does not fit {MAX_TENSOR_PARALLEL} devices of {device.name}; name a larger one."
+        )
+    num_heads = 1 if model.latent_kv_size is not None else model.num_kv_heads
+    if num_devices > 1:
+        device = device.scaled(num_devices)
+    kv_bytes = (all_kv - excess) * min(num_heads, num_devices) / num_devices
+    device = replace(device, kv_capacity_bytes=kv_bytes)
+    limits = _limits(model, device, block_size, LARGE_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
+    return Target(model, device, limits, num_devices)
+
+
+def _limits(
+    model: ModelSpec,
+    device: DeviceProfile,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+) -> EngineLimits:
+    return EngineLimits(
+        block_size=block_size,
+        num_blocks=int(device.kv_capacity_bytes) // (block_size * model.kv_bytes_per_token),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )

@@ -1,0 +1,148 @@
+"""Requests on a target: planned and simulated under a policy, as a whole or in a part that stands for it."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from blend_core.errors import PlanError
+from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.plan import Plan
+from blend_core.planner import PlanConfig, plan_tree
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree
+from blend_core.request import RequestArrays
+from blend_core.simulator import simulate
+from flows.dry_run.lengths import AnswerLengths, LengthBasis
+from flows.dry_run.sampling import sample_positions
+from flows.dry_run.target import Target
+
+SHARDS_PER_RANK = 8
+"""Pieces of a plan that a replica gets in the forecast of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSize:
+    """How much of a plan is simulated.
+
+    Attributes:
+        max_num_requests: a plan of at most that many requests is simulated as a whole.
+        num_sampled: about as many requests of a larger plan are.
+    """
+
+    max_num_requests: int = 50_000
+    num_sampled: int = 20_000
+
+
+QUICK = SimulationSize(max_num_requests=5_000, num_sampled=4_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What a plan takes in simulation; of a sample, what that amounts to for the whole.
+
+    Attributes:
+        duration_s: seconds from the first step to the last.
+        prefix_sharing: share of prompt tokens served from the cache.
+        num_preempted: preemptions.
+        num_refused: requests that need more KV than there is.
+        num_simulated: requests that were simulated.
+    """
+
+    duration_s: float
+    prefix_sharing: float
+    num_preempted: int
+    num_refused: int
+    num_simulated: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    """Requests, their answers and what runs them.
+
+    Attributes:
+        requests: prompts and bounds, ascending in `seq`.
+        tree: their prefix tree at the target's block size.
+        lengths: of their answers.
+        target: model, device and limits.
+        overlap: whether the engine runs decode attention beside compute.
+        size: how much is simulated.
+    """
+
+    requests: RequestArrays
+    tree: PrefixTree
+    lengths: AnswerLengths
+    target: Target
+    overlap: bool
+    size: SimulationSize
+
+    def plan(self, policy: str) -> Plan:
+        """Returns the plan that a job of that policy would begin with."""
+        config = PlanConfig(policy=policy, block_size=self.target.limits.block_size)
+        if self.lengths.basis is LengthBasis.RECORDED:
+            # With records of earlier answers there is nothing left to sample.
+            config = replace(config, sample_fraction=0.0)
+        return plan_tree(
+            self.requests,
+            self.tree,
+            self.target.model,
+            self.target.device,
+            config,
+            lengths=self.lengths.estimates,
+        )
+
+    def simulate(self, plan: Plan) -> Simulated:
+        """Simulates a plan of these requests, or of some of them; of a large one a sample, scaled by work."""
+        target, num_requests = self.target, len(plan)
+        part, scale = plan, 1.0
+        if num_requests > self.size.max_num_requests:
+            places = sample_positions(plan, self.size.num_sampled)
+            part = sub_plan(plan, places, target.model, target.device)
+            scale = _work_s(plan) / _work_s(part)
+        rows = np.sort(np.searchsorted(self.requests.seq, part.seq))
+        result = simulate(
+            self.requests.take(rows),
+            self.lengths.actual[rows],
+            part,
+            part.policy,
+            target.model,
+            target.device,
+            target.limits,
+            overlap=self.overlap,
+        )
+        return Simulated(
+            duration_s=result.duration_s * scale,
+            prefix_sharing=result.prefix_sharing,
+            num_preempted=round(result.num_preempted * scale),
+            num_refused=round(result.num_refused * num_requests / len(part)),
+            num_simulated=len(part),
+        )
+
+    def simulate_replicas(self, plan: Plan, num_replicas: int) -> Simulated:
+        """Simulates the slowest of several replicas that share the plan.
+
+        All get the same work. Of a large plan only the replica is simulated that ideal overlap would keep
+        longest: the others differ from it by a few percent.
+        """
+        shards = partition(plan, num_replicas, SHARDS_PER_RANK)
+        parts = [
+            sub_plan(plan, positions, self.target.model, self.target.device)
+            for rank in range(num_replicas)
+            if len(positions := rank_positions(shards, rank))
+        ]
+        if len(plan) > self.size.num_sampled:
+            parts = [max(parts, key=lambda part: part.summary.optimum_s)]
+        return max((self.simulate(part) for part in parts), key=lambda simulated: simulated.duration_s)
+
+
+def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:
+    """Returns the prefix tree of the requests.
+
+    Raises:
+        PlanError: there is no request.
+    """
+    if len(requests) == 0:
+        raise PlanError("No line holds a request that can be planned; `blend validate` names each fault.")
+    return build_prefix_tree(requests, target.limits.block_size)
+
+
+def _work_s(plan: Plan) -> float:
+    return float(plan.compute_s.sum() + plan.memory_s.sum())
