@@ -1,4 +1,4 @@
-"""`blend validate` and `blend plan` on files, without services."""
+"""`blend validate` on files, without services."""
 
 import gzip
 import json
@@ -80,24 +80,3 @@ def test_the_demo_has_six_lines_broken_in_six_ways(
     assert found["invalid"] == 6
     assert len(found["error_codes"]) == 6
     assert found["total"] == len(lines)
-
-
-def test_a_plan_tells_sharing_and_duration_under_each_policy(
-    blend: Callable[..., Any], write: Callable[..., str]
-) -> None:
-    prefix = "A long common beginning. " * 40
-    lines = [chat(str(number), f"{prefix}{number % 2} {number}", max_tokens=4) for number in range(12)]
-    ran = blend("plan", write(*lines, b"nope"), "--model", "llama-3.1-8b", "--device", "a100-80g", "--json")
-    told = json.loads(ran.stdout)
-    assert told["invalid"] == 1
-    assert not told["counted_with_tokenizer"]
-    assert told["summary"]["num_requests"] == 12
-    assert told["summary"]["prefix_sharing_best"] > 0.8
-    assert [entry["policy"] for entry in told["policies"]] == ["fcfs", "dfs", "dual_scan"]
-    assert all(entry["estimated_duration_s"] > 0 for entry in told["policies"])
-
-
-def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..., str]) -> None:
-    ran = blend("plan", write(b"nope"), "--model", "llama-3.1-8b", "--device", "a100-80g")
-    assert ran.status == 1
-    assert "Traceback" not in ran.stderr

@@ -1,0 +1,80 @@
+"""`blend plan` over S3, SQL and a job that has run, each command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.running import create_job
+from flows.wiring import Wiring
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
+
+RUN_MAIN = "from flows.cli import main; main()"
+ON_A100 = ("--model", "llama-3.1-8b", "--device", "a100-80g")
+Blend = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
+    """Runs `blend ARGUMENTS` with the stack in its environment and Prefect down."""
+    variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+
+    def run(*arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_MAIN, *arguments],
+            env=variables,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stderr
+        return done
+
+    return run
+
+
+def test_sources_of_a_job_file_are_planned_and_then_its_recorded_lengths(
+    blend: Blend, make_job: Any, tmp_path: Path
+) -> None:
+    spec = make_job(num_chats=4, bad_lines=(b"{nope",), num_rows=3, options={"policy": "dfs"})
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(spec.model_dump_json())
+
+    before = json.loads(blend("plan", str(job_file), "--json").stdout)
+    assert (before["summary"]["num_requests"], before["invalid"]) == (7, 1)
+    assert before["counted_with_tokenizer"]
+    assert before["policy"] == "dfs"
+    assert before["output_lengths"]["basis"] == "max_tokens"
+    assert before["num_kv_tokens"] > 0
+
+    in_s3 = json.loads(blend("plan", spec.s3[0], *ON_A100, "--json").stdout)
+    assert (in_s3["summary"]["num_requests"], in_s3["invalid"]) == (4, 1)
+
+    ran = json.loads(blend("run", str(job_file), "--json").stdout)
+    results = json.loads(blend("results", ran["job_id"], "--json").stdout)["results"]
+    after = json.loads(blend("plan", "--job-id", ran["job_id"], "--device", "a100-80g", "--json").stdout)
+    assert (after["summary"]["num_requests"], after["invalid"]) == (7, 1)
+    assert after["output_lengths"]["basis"] == "recorded"
+    assert after["output_lengths"]["num_recorded"] == 7
+    assert after["summary"]["num_prompt_tokens"] == before["summary"]["num_prompt_tokens"]
+    assert after["policy"] == "dfs"
+    recorded = sum(row["num_output_tokens"] or 0 for row in results if row["status"] == "succeeded")
+    assert after["summary"]["estimated_output_tokens"] == pytest.approx(recorded, rel=0.5)
+
+    elsewhere = blend("plan", "--job-id", ran["job_id"], *ON_A100, "--deadline", "1h").stdout
+    assert "7 answers are as long as the job recorded" in elsewhere
+    assert "1 device (1 replica)" in elsewhere
+
+
+def test_a_job_without_requests_yet_is_not_planned(blend: Blend, wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=1))
+    done = blend("plan", "--job-id", job_id, *ON_A100, status=1)
+    assert "plan its job file" in done.stderr
+    assert "job_nowhere" in blend("plan", "--job-id", "job_nowhere", *ON_A100, status=1).stderr

@@ -1,0 +1,256 @@
+"""`blend plan` on files, without services."""
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BEGINNING = "A long common beginning. " * 40
+ON_A100 = ("--model", "llama-3.1-8b", "--device", "a100-80g")
+
+
+def chat(custom_id: str, text: str, **body: object) -> bytes:
+    return json.dumps(
+        {
+            "custom_id": custom_id,
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": text}], **body},
+        }
+    ).encode()
+
+
+def mixed_lines(num_lines: int) -> list[bytes]:
+    """Half of them long and alike with a short answer, half of them short with a long one."""
+    return [
+        chat(str(number), f"{BEGINNING}{number}", max_tokens=4)
+        if number % 2
+        else chat(str(number), f"Tell a story about {number}.", max_tokens=400)
+        for number in range(num_lines)
+    ]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., str]:
+    def write_lines(*lines: bytes, name: str = "requests.jsonl") -> str:
+        path = tmp_path / name
+        content = b"\n".join(lines) + b"\n"
+        path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        return str(path)
+
+    return write_lines
+
+
+@pytest.fixture
+def planned(blend: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The object that `blend plan ARGUMENTS --json` prints."""
+
+    def plan(*arguments: str) -> dict[str, Any]:
+        ran = blend("plan", *arguments, "--json")
+        assert ran.status == 0, ran.stderr
+        told: dict[str, Any] = json.loads(ran.stdout)
+        return told
+
+    return plan
+
+
+def test_a_plan_tells_sharing_and_duration_under_each_policy(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    lines = [chat(str(number), f"{BEGINNING}{number % 2} {number}", max_tokens=4) for number in range(12)]
+    told = planned(write(*lines, b"nope"), *ON_A100)
+    assert told["invalid"] == 1
+    assert not told["counted_with_tokenizer"]
+    assert told["summary"]["num_requests"] == 12
+    assert told["summary"]["prefix_sharing_best"] > 0.8
+    assert [entry["policy"] for entry in told["policies"]] == ["dual_scan", "dfs", "fcfs", "random"]
+    assert all(entry["estimated_duration_s"] > 0 for entry in told["policies"])
+    assert told["estimated_duration_s"] == told["policies"][0]["estimated_duration_s"]
+    assert (told["engine"], told["tensor_parallel"], told["deadline"]) == ("sequential", 1, None)
+    assert not told["is_sample"]
+
+
+def test_the_terminal_shows_assumption_engine_policies_and_bars(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    ran = blend("plan", write(*mixed_lines(60)), *ON_A100)
+    assert ran.status == 0
+    assert "answers have any length up to their max_tokens" in ran.stdout
+    assert "--expected-output-tokens" in ran.stdout
+    assert "sequential, llama-3.1-8b on a100-80g" in ran.stdout
+    assert "practical optimum" in ran.stdout
+    for policy in ("dual_scan", "dfs", "fcfs", "random"):
+        assert f"\n{policy} " in ran.stdout
+    assert "█" in ran.stdout
+    assert max(len(line) for line in ran.stdout.splitlines()) < 140
+
+
+def test_a_gzip_file_gives_the_same_plan(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    plain = planned(write(*mixed_lines(40)), *ON_A100)
+    packed = planned(write(*mixed_lines(40), name="requests.jsonl.gz"), *ON_A100)
+    assert plain | {"source": None} == packed | {"source": None}
+
+
+def test_bins_of_density_count_every_request(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    bins = planned(write(*mixed_lines(40)), *ON_A100)["density_histogram"]
+    assert sum(entry["num_requests"] for entry in bins) == 40
+    assert bins[-1]["high"] is None, "JSON has no infinity"
+    short_answers = sum(entry["num_requests"] for entry in bins if entry["low"] >= 16)
+    assert short_answers == 20
+
+
+def test_a_known_mean_takes_the_place_of_the_bounds(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*mixed_lines(40))
+    assumed = planned(file, *ON_A100)
+    better = planned(file, *ON_A100, "--expected-output-tokens", "20")
+    assert assumed["output_lengths"]["basis"] == "max_tokens"
+    assert better["output_lengths"]["basis"] == "expected"
+    assert "20 tokens" in better["output_lengths"]["assumption"]
+    assert better["summary"]["estimated_output_tokens"] == 20 * 20 + 20 * 4
+    assert better["estimated_duration_s"] < assumed["estimated_duration_s"] / 2
+
+
+def test_fixed_lengths_are_no_assumption(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    lines = [chat(str(number), f"Say {number}.", max_tokens=50, min_tokens=50) for number in range(5)]
+    told = planned(write(*lines), *ON_A100)
+    assert told["output_lengths"]["num_preset"] == 5
+    assert "fixed by its request" in told["output_lengths"]["assumption"]
+    assert told["summary"]["estimated_output_tokens"] == 250
+
+
+def test_an_overlap_engine_is_simulated_when_asked_for(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*mixed_lines(200))
+    in_sequence = planned(file, *ON_A100)
+    overlapped = planned(file, *ON_A100, "--engine", "overlap")
+    assert overlapped["engine"] == "overlap"
+    assert overlapped["estimated_duration_s"] < in_sequence["estimated_duration_s"]
+    assert overlapped["optimum_s"] == in_sequence["optimum_s"]
+
+
+def test_a_deadline_tells_the_number_of_devices(
+    blend: Callable[..., Any], planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*mixed_lines(300))
+    enough = planned(file, *ON_A100, "--deadline", "6h")["deadline"]
+    assert (enough["num_replicas"], enough["num_devices"]) == (1, 1)
+    assert "1 device (1 replica) for 6 h 00 min" in blend("plan", file, *ON_A100, "--deadline", "6h").stdout
+
+    never = planned(file, *ON_A100, "--deadline", "0.5s")["deadline"]
+    assert never["num_replicas"] is None
+    assert never["max_num_replicas"] == 64
+    assert never["estimated_duration_s"] > 0.5
+    text = blend("plan", file, *ON_A100, "--deadline", "0.5s").stdout
+    assert "no number of replicas up to 64" in text
+
+
+def test_a_model_that_one_device_does_not_hold_is_planned_on_several(
+    blend: Callable[..., Any], planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    arguments = (write(*mixed_lines(40)), "--model", "llama-3.1-70b", "--device", "a100-80g")
+    told = planned(*arguments, "--deadline", "1h")
+    assert (told["tensor_parallel"], told["device"]) == (4, "a100-80g-x4")
+    assert told["deadline"]["num_devices"] == 4
+    assert "tensor parallelism" in blend("plan", *arguments).stdout
+
+
+def test_a_folder_with_nothing_but_a_configuration_can_be_planned_for(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "tiny-llama"
+    folder.mkdir()
+    sizes = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 4096,
+    }
+    (folder / "config.json").write_text(json.dumps(sizes))
+    told = planned(write(*mixed_lines(10)), "--model", str(folder), "--device", "l4")
+    assert told["model"] == "tiny-llama"
+    assert not told["counted_with_tokenizer"]
+
+
+def test_of_a_large_file_a_sample_is_simulated_and_said_so(
+    blend: Callable[..., Any], planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*mixed_lines(5_200))
+    told = planned(file, *ON_A100, "--quick")
+    assert told["is_sample"]
+    assert told["num_simulated"] < 5_200 == told["summary"]["num_requests"]
+    whole = planned(file, *ON_A100)
+    assert not whole["is_sample"]
+    assert told["estimated_duration_s"] == pytest.approx(whole["estimated_duration_s"], rel=0.2)
+    assert "of 5,200 requests were simulated" in blend("plan", file, *ON_A100, "--quick").stdout
+
+
+def test_the_same_file_gives_the_same_plan(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*mixed_lines(100))
+    assert planned(file, *ON_A100) == planned(file, *ON_A100)
+
+
+def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    ran = blend("plan", write(b"nope"), *ON_A100)
+    assert ran.status == 1
+    assert "blend validate" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "SOURCE"),
+        (("requests.jsonl", "--job-id", "job_1"), "SOURCE"),
+        (("nowhere.jsonl", *ON_A100), "nowhere.jsonl"),
+        (("nowhere.yaml", *ON_A100), "nowhere.yaml"),
+        (("nowhere.jsonl", "--device", "tpu", "--model", "llama-3.1-8b"), "a100-80g"),
+        (("nowhere.jsonl", *ON_A100, "--deadline", "soon"), "90m"),
+        (("nowhere.jsonl", "--model", "gpt-0"), "gpt-0"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    blend: Callable[..., Any], arguments: tuple[str, ...], told: str
+) -> None:
+    ran = blend("plan", *arguments)
+    assert ran.status == 2
+    assert told in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert ran.stdout == ""
+
+
+def test_a_preset_is_planned_without_torch_and_services(write: Callable[..., str], tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from flows.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'vllm', 'transformers', 'prefect'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "plan", write(*mixed_lines(10)), *ON_A100, "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

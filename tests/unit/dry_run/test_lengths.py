@@ -1,0 +1,85 @@
+"""What a dry run takes the lengths of answers to be."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from blend_core.request import RequestArrays
+from flows.dry_run.lengths import lengths_by_bounds, lengths_by_mean, lengths_by_record
+from flows.dry_run.target import Target
+from flows.dry_run.workload import prefix_tree_of
+
+MakeRequests = Callable[..., RequestArrays]
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_without_knowledge_any_length_up_to_the_bound_is_as_likely(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(3_000)
+    lengths = lengths_by_bounds(requests, prefix_tree_of(requests, a100), rng)
+    long_ones = requests.max_tokens == 600
+    assert lengths.actual.min() >= 1
+    assert np.all(lengths.actual <= requests.max_tokens)
+    assert lengths.actual[long_ones].mean() == pytest.approx(
+        lengths.estimates.mean[long_ones].mean(), rel=0.05
+    )
+    squares = (lengths.actual[long_ones] ** 2).mean()
+    assert squares == pytest.approx(lengths.estimates.second_moment[long_ones].mean(), rel=0.05)
+
+
+def test_a_given_mean_is_met_where_the_bounds_allow_it(mixed: MakeRequests, rng: np.random.Generator) -> None:
+    requests = mixed(3_000)
+    lengths = lengths_by_mean(requests, 100, rng)
+    long_ones = requests.max_tokens == 600
+    assert lengths.actual[long_ones].mean() == pytest.approx(100, rel=0.05)
+    assert np.all(lengths.estimates.mean[long_ones] == 100)
+    assert np.all(lengths.actual[~long_ones] == 4), "a bound under the mean is the length"
+    squares = (lengths.actual[long_ones] ** 2).mean()
+    assert squares == pytest.approx(lengths.estimates.second_moment[long_ones].mean(), rel=0.05)
+
+
+def test_a_preset_length_stays_whatever_mean_is_given(mixed: MakeRequests, rng: np.random.Generator) -> None:
+    requests = mixed(30)
+    requests = replace(requests, min_tokens=requests.max_tokens)
+    lengths = lengths_by_mean(requests, 100, rng)
+    assert np.array_equal(lengths.actual, requests.max_tokens)
+    assert lengths.estimates.known.all()
+    assert lengths.num_preset == 30
+
+
+def test_a_recorded_length_is_found_by_the_simulation_and_hidden_from_the_plan(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(300)
+    tree = prefix_tree_of(requests, a100)
+    truth = np.where(requests.max_tokens == 600, rng.integers(100, 200, 300), 2)
+    recorded = {int(seq): int(length) for seq, length in zip(requests.seq, truth, strict=True)}
+    lengths = lengths_by_record(requests, tree, recorded, rng)
+    assert np.array_equal(lengths.actual, truth)
+    assert not lengths.estimates.known.any()
+
+    # Changing one record changes what is told of others, never what is told of its own request.
+    other = lengths_by_record(requests, tree, recorded | {0: 599}, np.random.default_rng(0))
+    assert other.actual[0] == 599
+    assert other.estimates.mean[0] == lengths.estimates.mean[0]
+    assert not np.array_equal(other.estimates.mean, lengths.estimates.mean)
+
+
+def test_records_tell_about_the_requests_that_have_none(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(300)
+    recorded = {seq: 150 if requests.max_tokens[seq] == 600 else 2 for seq in range(200)}
+    lengths = lengths_by_record(requests, prefix_tree_of(requests, a100), recorded, rng)
+    rest = slice(200, 300)
+    expected = np.where(requests.max_tokens[rest] == 600, 150, 2)
+    assert np.array_equal(lengths.actual[rest], expected)
+    assert np.allclose(lengths.estimates.mean[rest], expected)
+    assert lengths.num_recorded == 200

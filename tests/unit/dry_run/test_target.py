@@ -1,0 +1,65 @@
+"""What a model needs of a device that is not here."""
+
+from dataclasses import replace
+
+import pytest
+
+from blend_core.errors import ConfigurationError
+from blend_core.specs import DeviceProfile, load_device_profile, model_spec_preset
+from flows.dry_run.target import own_target, target_of
+from flows.settings import EngineSettings
+
+
+@pytest.fixture
+def a100() -> DeviceProfile:
+    return load_device_profile("a100-80g")
+
+
+def test_the_profiled_model_gets_the_profiled_kv(a100: DeviceProfile) -> None:
+    target = target_of(model_spec_preset("llama-3.1-8b"), a100, block_size=16)
+    assert (target.tensor_parallel, target.device) == (1, a100)
+    assert target.limits.num_blocks == 60_000_000_000 // (16 * 131_072)
+
+
+def test_a_smaller_model_gets_no_more_kv_than_was_profiled(a100: DeviceProfile) -> None:
+    assert target_of(model_spec_preset("llama-2-7b"), a100, block_size=16).device == a100
+
+
+def test_weights_that_one_device_does_not_hold_are_split(a100: DeviceProfile) -> None:
+    model = model_spec_preset("llama-3.1-70b")
+    target = target_of(model, a100, block_size=16)
+    assert target.tensor_parallel == 4
+    assert target.device.compute_flops_per_s == 4 * a100.compute_flops_per_s
+    weights = 2 * model.num_parameters
+    # All that four devices have, less the weights: nothing is counted twice.
+    assert target.device.kv_capacity_bytes == pytest.approx(4 * (60e9 + 2 * 8_030_261_248) - weights)
+
+
+def test_a_larger_device_needs_fewer(a100: DeviceProfile) -> None:
+    model = model_spec_preset("llama-3.1-70b")
+    assert target_of(model, load_device_profile("h200"), block_size=16).tensor_parallel == 2
+    assert target_of(model, load_device_profile("l4"), block_size=16).tensor_parallel > 4
+
+
+def test_latent_kv_is_kept_by_every_device(a100: DeviceProfile) -> None:
+    model = model_spec_preset("deepseek-v3")
+    target = target_of(model, a100, block_size=16)
+    by_head = replace(model, latent_kv_size=None)
+    whole = target_of(by_head, a100, block_size=16)
+    assert target.tensor_parallel == whole.tensor_parallel > 1
+    assert target.device.kv_capacity_bytes * target.tensor_parallel == pytest.approx(
+        whole.device.kv_capacity_bytes
+    )
+
+
+def test_a_model_for_no_number_of_devices_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="larger"):
+        target_of(model_spec_preset("deepseek-v3"), load_device_profile("l4"), block_size=16)
+
+
+def test_the_own_engine_is_planned_as_it_would_be_opened(a100: DeviceProfile) -> None:
+    engine = EngineSettings(kv_gib=2.0, block_size=32, max_num_seqs=7, max_num_batched_tokens=300)
+    target = own_target(model_spec_preset("llama-3.1-8b"), a100, engine)
+    assert target.limits.num_blocks == 2**31 // (32 * 131_072)
+    assert (target.limits.max_num_seqs, target.limits.max_num_batched_tokens) == (7, 300)
+    assert target.device.kv_capacity_bytes == 2**31

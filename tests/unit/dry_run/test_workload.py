@@ -1,0 +1,109 @@
+"""Plans that are simulated as a whole, in a sample, or on several replicas."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from blend_core.errors import PlanError
+from blend_core.request import RequestArrays
+from flows.dry_run.forecast import FORECAST_POLICIES, forecast
+from flows.dry_run.sampling import sample_positions
+from flows.dry_run.target import Target
+from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of
+
+MakeWorkload = Callable[..., Workload]
+
+
+def silent(text: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_a_sample_is_a_rising_part_of_about_the_size_asked_for(workload: MakeWorkload, policy: str) -> None:
+    plan = workload(3_000).plan(policy)
+    places = sample_positions(plan, 700)
+    assert np.all(np.diff(places) > 0)
+    assert 0 <= places[0] < places[-1] < 3_000
+    assert 400 <= len(places) <= 900
+    assert np.array_equal(sample_positions(plan, 3_000), np.arange(3_000))
+
+
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_a_sample_has_the_density_of_the_whole(workload: MakeWorkload, policy: str) -> None:
+    plan = workload(3_000).plan(policy)
+    places = sample_positions(plan, 700)
+    whole = plan.compute_s.sum() / plan.memory_s.sum()
+    assert plan.compute_s[places].sum() / plan.memory_s[places].sum() == pytest.approx(whole, rel=0.2)
+
+
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_a_sample_tells_the_duration_of_the_whole(workload: MakeWorkload, policy: str) -> None:
+    whole = workload(6_000)
+    sampled = workload(6_000, size=SimulationSize(max_num_requests=5_000, num_sampled=2_000))
+    plan = whole.plan(policy)
+    expected, found = whole.simulate(plan), sampled.simulate(plan)
+    assert expected.num_simulated == 6_000
+    assert found.num_simulated < 3_000
+    assert found.duration_s == pytest.approx(expected.duration_s, rel=0.15)
+
+
+def test_replicas_share_the_time(workload: MakeWorkload) -> None:
+    load = workload(3_000)
+    plan = load.plan("dual_scan")
+    alone, shared = load.simulate(plan), load.simulate_replicas(plan, 3)
+    assert alone.duration_s / 3 <= shared.duration_s * 1.02
+    assert shared.duration_s < 0.6 * alone.duration_s
+
+
+def test_a_forecast_has_every_policy_and_no_duration_under_the_optimum(workload: MakeWorkload) -> None:
+    told = forecast(workload(3_000, overlap=True), "dfs", None, silent)
+    assert tuple(entry.policy for entry in told.policies) == FORECAST_POLICIES
+    assert told.expected.policy == "dfs"
+    assert told.summary.estimated_duration_s == told.expected.estimated_duration_s
+    assert all(0 < entry.fraction_of_optimum <= 1.02 for entry in told.policies)
+    assert told.deadline is None
+
+
+def test_overlap_is_never_slower(workload: MakeWorkload) -> None:
+    in_sequence = forecast(workload(1_500), "dual_scan", None, silent)
+    overlapped = forecast(workload(1_500, overlap=True), "dual_scan", None, silent)
+    for one, other in zip(in_sequence.policies, overlapped.policies, strict=True):
+        assert other.estimated_duration_s < one.estimated_duration_s
+
+
+def test_the_number_of_devices_is_the_smallest_in_time(workload: MakeWorkload) -> None:
+    load = workload(1_500)
+    alone_s = load.simulate(load.plan("dual_scan")).duration_s
+    deadline = forecast(load, "dual_scan", alone_s * 0.6, silent).deadline
+    assert deadline is not None
+    assert deadline.num_replicas is not None
+    assert deadline.num_replicas >= 2
+    assert deadline.num_devices == deadline.num_replicas * load.target.tensor_parallel
+    assert deadline.estimated_duration_s <= deadline.deadline_s
+    late = load.simulate_replicas(load.plan("dual_scan"), deadline.num_replicas - 1)
+    assert deadline.num_replicas == 2 or late.duration_s > deadline.deadline_s
+
+
+def test_histogram_bins_hold_every_request_once(workload: MakeWorkload) -> None:
+    told = forecast(workload(600), "dual_scan", None, silent)
+    bins = told.density_bins
+    assert sum(entry.num_requests for entry in bins) == 600
+    assert bins[0].low == 0
+    assert bins[-1].high == float("inf")
+    assert all(one.high == other.low for one, other in pairwise(bins))
+    assert sum(entry.memory_s for entry in bins) == pytest.approx(told.summary.memory_s)
+    dense = sum(entry.num_requests for entry in bins if entry.low >= 8)
+    assert dense == 400, "the short answers, and only they"
+
+
+def test_one_density_is_one_story(mixed: Callable[..., RequestArrays], workload: MakeWorkload) -> None:
+    told = forecast(workload(1), "fcfs", None, silent)
+    assert [entry.num_requests for entry in told.density_bins if entry.num_requests] == [1]
+
+
+def test_nothing_to_plan_points_to_validate(mixed: Callable[..., RequestArrays], a100: Target) -> None:
+    nothing = mixed(1).take(np.empty(0, dtype=np.int64))
+    with pytest.raises(PlanError, match="blend validate"):
+        prefix_tree_of(nothing, a100)
