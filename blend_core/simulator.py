@@ -27,6 +27,7 @@ class SimulationResult:
     Attributes:
         policy: name of the policy that ran.
         duration_s: simulated seconds from the first step to the last.
+        sequential_s: seconds that the same steps take where decode attention runs after compute.
         windows: the run in windows of steps, in order.
         num_prompt_tokens: prompt tokens of the requests that were answered.
         num_output_tokens: output tokens of them.
@@ -36,6 +37,7 @@ class SimulationResult:
 
     policy: str
     duration_s: float
+    sequential_s: float
     windows: tuple[StepWindow, ...]
     num_prompt_tokens: int
     num_output_tokens: int
@@ -162,6 +164,7 @@ def simulate(
     return SimulationResult(
         policy=policy_name,
         duration_s=stepper.now,
+        sequential_s=stepper.compute_time_s + stepper.decode_time_s,
         windows=tuple(windows),
         num_prompt_tokens=int(num_prompt_tokens[[end.row for end in answered]].sum()),
         num_output_tokens=sum(end.num_output_tokens for end in answered),

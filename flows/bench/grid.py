@@ -1,0 +1,77 @@
+"""`blend bench grid`: the paper's 65 workloads, from memory- to compute-intensive and of little to much sharing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blend_core.studies.mixes import build_workload, grid_targets, paper_mix
+from blend_core.studies.study import WorkloadRun, run_workload, speedup
+from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
+
+QUICK_HOURS = 0.25
+QUICK_STRIDE = 16
+"""Every so manieth workload of the grid."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridTask:
+    """One workload and seed; attributes as of `PaperTask`, `target` is name, density and sharing."""
+
+    target: tuple[str, float, float]
+    seed: int
+    hours: float
+    traces: Path | None
+
+
+def run_grid_bench(
+    traces: Path | None,
+    seeds: Sequence[int],
+    hours: float,
+    tell: Callable[[str], None],
+    *,
+    stride: int = 1,
+) -> StudyRun:
+    """Simulates every `stride`-th workload of the grid with every seed; video lengths are preset."""
+    tasks = [GridTask(target, seed, hours, traces) for seed in seeds for target in grid_targets()[::stride]]
+    results = run_tasks(run_grid_task, tasks, tell, lambda task: f"{task.target[0]}, seed {task.seed}")
+    return StudyRun(
+        data="generated" if traces is None else "real",
+        hours=hours,
+        seeds=tuple(seeds),
+        workloads=over_seeds(results),
+    )
+
+
+def run_grid_task(task: GridTask) -> WorkloadRun:
+    """Simulates one workload under every policy."""
+    model, device = study_model()
+    workload = build_workload(paper_mix(task.traces, *task.target), study_setting(task.hours), task.seed)
+    return run_workload(workload, model, device, task.seed)
+
+
+def grid_summary(study: StudyRun) -> dict[str, Any]:
+    """Returns what the grid comes to: speed-ups of the dual scan and its worst figures."""
+    over_dfs = [speedup(run.policies, "dual_scan", "dfs") for run in study.workloads]
+    over_random = [speedup(run.policies, "dual_scan", "random") for run in study.workloads]
+    dual_scan = [run.policies["dual_scan"] for run in study.workloads]
+    return {
+        "data": study.data,
+        "hours": study.hours,
+        "seeds": list(study.seeds),
+        "num_workloads": len(study.workloads),
+        "dual_scan_over_dfs": {
+            "min": min(over_dfs),
+            "mean": float(np.mean(over_dfs)),
+            "max": max(over_dfs),
+        },
+        "dual_scan_over_random": {
+            "min": min(over_random),
+            "mean": float(np.mean(over_random)),
+            "max": max(over_random),
+        },
+        "fraction_of_optimum_mean": float(np.mean([run.fraction_of_optimum for run in dual_scan])),
+        "sharing_kept_min": min(run.sharing_kept for run in dual_scan),
+    }

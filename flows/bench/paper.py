@@ -1,0 +1,79 @@
+"""`blend bench paper`: the paper's four traces under every policy, with preset and with hidden lengths."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
+from blend_core.studies.study import WorkloadRun, run_workload
+from flows.bench.study_tasks import (
+    StudyRun,
+    interleaved,
+    over_seeds,
+    run_tasks,
+    study_model,
+    study_setting,
+)
+
+QUICK_HOURS = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTask:
+    """One trace and seed.
+
+    Attributes:
+        trace: place in `PAPER_TARGETS`.
+        seed: of the workload, the random order and the choice of samples.
+        hours: practical optimum.
+        traces: folder of traces; None generates lengths.
+    """
+
+    trace: int
+    seed: int
+    hours: float
+    traces: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRun:
+    """What `blend bench paper` measured.
+
+    Attributes:
+        study: every trace in both sets.
+        interleaved: the traces with segments renamed at random, under `dfs` alone.
+    """
+
+    study: StudyRun
+    interleaved: tuple[WorkloadRun, ...]
+
+
+def run_paper_bench(
+    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+) -> PaperRun:
+    """Simulates the four traces with every seed."""
+    tasks = [PaperTask(trace, seed, hours, traces) for seed in seeds for trace in range(len(PAPER_TARGETS))]
+    results = run_tasks(
+        run_paper_task, tasks, tell, lambda task: f"{PAPER_TARGETS[task.trace][0]}, seed {task.seed}"
+    )
+    whole = over_seeds([run for preset, hidden, _ in results for run in (preset, hidden)])
+    return PaperRun(
+        study=StudyRun(
+            data="generated" if traces is None else "real",
+            hours=hours,
+            seeds=tuple(seeds),
+            workloads=tuple(sorted(whole, key=lambda run: run.length_set == "hidden")),
+        ),
+        interleaved=over_seeds([mixed for _, _, mixed in results]),
+    )
+
+
+def run_paper_task(task: PaperTask) -> tuple[WorkloadRun, WorkloadRun, WorkloadRun]:
+    """Simulates one trace: preset lengths, hidden lengths, and preset ones with kinds interleaved."""
+    model, device = study_model()
+    target, setting = PAPER_TARGETS[task.trace], study_setting(task.hours)
+    workload = build_workload(paper_mix(task.traces, *target), setting, task.seed)
+    preset = run_workload(workload, model, device, task.seed)
+    mixed = run_workload(interleaved(workload, task.seed), model, device, task.seed, policies=("dfs",))
+    hidden = build_workload(paper_mix(task.traces, *target, preset=False), setting, task.seed)
+    return preset, run_workload(hidden, model, device, task.seed, known=preset), mixed

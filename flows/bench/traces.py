@@ -1,0 +1,45 @@
+"""`blend bench traces`: mixes of published traces, none of whose output lengths are known beforehand."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blend_core.errors import ConfigurationError
+from blend_core.studies.mixes import build_workload, real_mixes
+from blend_core.studies.study import WorkloadRun, run_workload
+from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
+
+QUICK_HOURS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TracesTask:
+    """One mix, by its place in `real_mixes`, and seed; other attributes as of `PaperTask`."""
+
+    mix: int
+    seed: int
+    hours: float
+    traces: Path
+
+
+def run_traces_bench(
+    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+) -> StudyRun:
+    """Simulates every mix with every seed.
+
+    Raises:
+        ConfigurationError: there is no folder of traces.
+    """
+    if traces is None:
+        raise ConfigurationError("There is no folder of traces; name one with --traces, or set BLEND_TRACES.")
+    names = [mix.name for mix in real_mixes(traces)]
+    tasks = [TracesTask(mix, seed, hours, traces) for seed in seeds for mix in range(len(names))]
+    results = run_tasks(run_traces_task, tasks, tell, lambda task: f"{names[task.mix]}, seed {task.seed}")
+    return StudyRun(data="real", hours=hours, seeds=tuple(seeds), workloads=over_seeds(results))
+
+
+def run_traces_task(task: TracesTask) -> WorkloadRun:
+    """Simulates one mix under every policy."""
+    model, device = study_model()
+    workload = build_workload(real_mixes(task.traces)[task.mix], study_setting(task.hours), task.seed)
+    return run_workload(workload, model, device, task.seed)
