@@ -160,7 +160,7 @@ def set_job_status(db: Database, job_id: str, status: JobStatus, *, error_messag
 
 
 def set_job_manifest(db: Database, job_id: str, manifest: list[dict[str, Any]]) -> None:
-    """Records what the sources were when they were read (uri, size_bytes, etag, num_lines)."""
+    """Records what the sources were when they were read (uri, num_items, size_bytes, etag)."""
     _set(db, job_id, manifest=manifest)
 
 

@@ -20,12 +20,56 @@ _BYTES_PER_BATCH = 1 << 20
 _EXCERPT_CHARS = 200
 
 
+class Sources:
+    """Every item of a job's sources in batches, first the S3 objects, then the queries. Read once.
+
+    A batch is read when it is asked for.
+    """
+
+    __slots__ = ("_entries", "_num_items", "_objects", "_options", "_queries")
+
+    def __init__(
+        self,
+        entries: list[ObjectEntry],
+        objects: ObjectStore,
+        queries: list[tuple[SqlSource, str, RowTemplate]],
+        options: ParseOptions,
+    ) -> None:
+        self._entries = entries
+        self._objects = objects
+        self._queries = queries
+        self._options = options
+        self._num_items: dict[str, int] = {}
+
+    def __iter__(self) -> Iterator[list[SourceItem]]:
+        for entry in self._entries:
+            lines = self._objects.iter_line_batches(entry, max_line_bytes=self._options.max_line_bytes)
+            yield from self._counted(entry.uri, read_lines(entry.uri, lines, self._options))
+        for number, (source, url, template) in enumerate(self._queries, 1):
+            uri = f"sql:{number}"
+            yield from self._counted(uri, read_rows(uri, stream_rows(url, source.query), template))
+
+    def manifest(self) -> list[dict[str, Any]]:
+        """What was read so far, source by source: address, items, and size and version of an object."""
+        versions = {
+            entry.uri: {"size_bytes": entry.size_bytes, "etag": entry.etag} for entry in self._entries
+        }
+        return [
+            {"uri": uri, "num_items": num_items, **versions.get(uri, {})}
+            for uri, num_items in self._num_items.items()
+        ]
+
+    def _counted(self, uri: str, batches: Iterable[list[SourceItem]]) -> Iterator[list[SourceItem]]:
+        self._num_items[uri] = 0
+        for batch in batches:
+            self._num_items[uri] += len(batch)
+            yield batch
+
+
 def read_sources(
     job: BatchJobSpec, objects: ObjectStore, source_urls: Mapping[str, str], options: ParseOptions
-) -> Iterator[list[SourceItem]]:
-    """Every item of the job's sources: first the S3 objects, then the queries.
-
-    Templates, connections and addresses are checked at once; a batch is read when it is asked for.
+) -> Sources:
+    """Opens the job's sources. Templates, connections and addresses are checked at once.
 
     Args:
         job: names the sources.
@@ -39,7 +83,7 @@ def read_sources(
     """
     queries = [_open_query(source, source_urls, options) for source in job.sql]
     entries = {entry.uri: entry for uri in job.s3 for entry in objects.list(uri)}
-    return _read_all(list(entries.values()), objects, queries, options)
+    return Sources(list(entries.values()), objects, queries, options)
 
 
 def read_lines(
@@ -104,19 +148,6 @@ def _open_query(
         )
     )
     return source, url, template
-
-
-def _read_all(
-    entries: list[ObjectEntry],
-    objects: ObjectStore,
-    queries: list[tuple[SqlSource, str, RowTemplate]],
-    options: ParseOptions,
-) -> Iterator[list[SourceItem]]:
-    for entry in entries:
-        batches = objects.iter_line_batches(entry, max_line_bytes=options.max_line_bytes)
-        yield from read_lines(entry.uri, batches, options)
-    for number, (source, url, template) in enumerate(queries, 1):
-        yield from read_rows(f"sql:{number}", stream_rows(url, source.query), template)
 
 
 def _parse_line(source_uri: str, source_line: int, line: bytes, options: ParseOptions) -> SourceItem:

@@ -6,6 +6,7 @@ from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_spec import DuplicateRule
 from flows.stages.context import JobContext
+from storage.jobs import set_job_manifest
 from storage.request_shards import RequestShardWriter
 from storage.requests import RequestWriter
 
@@ -40,12 +41,12 @@ def ingest_job(context: JobContext) -> str:
         strict_model=spec.options.strict_model,
         default_max_tokens=spec.options.default_max_tokens,
     )
-    batches = read_sources(spec, wiring.objects, wiring.source_urls(), options)
+    sources = read_sources(spec, wiring.objects, wiring.source_urls(), options)
     try:
         ingest(
-            batches,
+            sources,
             Tokenizer(wiring.models.resolve(spec.model)),
-            RequestWriter(wiring.database, context.job_id),
+            RequestWriter(wiring.database, context.job_id, context.run),
             RequestShardWriter(wiring.objects, context.job_id),
             max_model_len=wiring.model_spec(spec.model).max_model_len,
             fail_job_on_duplicate=spec.options.on_duplicate is DuplicateRule.JOB,
@@ -53,6 +54,7 @@ def ingest_job(context: JobContext) -> str:
         )
     except _StopIngest:
         return f"stopped after {counts.total:,} lines and rows"
+    set_job_manifest(wiring.database, context.job_id, sources.manifest())
     return (
         f"{counts.total:,} lines and rows, {counts.errored:,} bad, {counts.num_prompt_tokens:,} prompt tokens"
     )

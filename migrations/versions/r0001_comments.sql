@@ -23,7 +23,7 @@ COMMENT ON COLUMN batch_job.output_uri IS 'The exported answers.';
 COMMENT ON COLUMN batch_job.error_uri IS 'The exported errors; NULL where every request succeeded.';
 COMMENT ON COLUMN batch_job.current_run_id IS 'The run that may write results.';
 COMMENT ON COLUMN batch_job.fencing_number IS 'Number of that run; writes that carry a lower one are refused.';
-COMMENT ON COLUMN batch_job.manifest IS 'The objects and queries that were read, with sizes and line counts.';
+COMMENT ON COLUMN batch_job.manifest IS 'The objects and queries that were read: address, lines or rows, size and version of an object.';
 
 COMMENT ON TABLE run IS 'One attempt at executing a job.';
 COMMENT ON COLUMN run.run_id IS 'Sorts by time of its start.';
