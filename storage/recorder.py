@@ -32,11 +32,12 @@ _LONGEST_DELAY_S = 5.0
 class Recorder:
     """Commits results and windows, at the latest a second after they were given.
 
-    Calls return at once while fewer than `max_waiting_rows` wait and block beyond that, so a database that is
-    slow or away slows the engine down and never fills the memory. The first answer to a request wins; giving
-    one again changes nothing. A row that the database refuses becomes an error row and takes no other with
-    it. While the database is away the thread tries again, for `give_up_after_s` at most. When it has to give
-    up, or another run took over the job, the next call and `close` raise why.
+    Calls return at once while fewer than `max_waiting_rows` and `max_waiting_tokens` wait and block beyond
+    that, so a database that is slow or away slows the engine down and never fills the memory. The first
+    answer to a request wins; giving one again changes nothing. A row that the database refuses becomes an
+    error row and takes no other with it. While the database is away the thread tries again, for
+    `give_up_after_s` at most. When it has to give up, or another run took over the job, the next call and
+    `close` raise why.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Recorder:
         flush_interval_s: float = 0.5,
         max_batch_rows: int = 10_000,
         max_waiting_rows: int = 40_000,
+        max_waiting_tokens: int = 10_000_000,
         give_up_after_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +60,7 @@ class Recorder:
         self._flush_interval_s = flush_interval_s
         self._max_batch_rows = max_batch_rows
         self._max_waiting_rows = max_waiting_rows
+        self._max_waiting_tokens = max_waiting_tokens
         self._give_up_after_s = give_up_after_s
         self._clock = clock
         self._connection: psycopg.Connection | None = None
@@ -66,6 +69,7 @@ class Recorder:
         self._results: list[RequestFinished | RequestFailed] = []
         self._windows: list[GivenWindow] = []
         self._num_in_flight = 0
+        self._num_tokens = 0
         self._is_flush_wanted = False
         self._is_closing = False
         self._error: BlendError | None = None
@@ -74,7 +78,7 @@ class Recorder:
 
     def finished(self, event: RequestFinished) -> None:
         """Gives an answer. Raises what went wrong in the thread."""
-        self._give(True, event)
+        self._give(True, event, num_tokens=event.num_output_tokens)
 
     def failed(self, event: RequestFailed) -> None:
         """Gives a request that has no answer. Raises what went wrong in the thread."""
@@ -124,13 +128,15 @@ class Recorder:
     def _num_waiting(self) -> int:
         return len(self._results) + len(self._windows) + self._num_in_flight
 
-    def _give(self, is_result: bool, item: Any) -> None:
+    @property
+    def _is_full(self) -> bool:
+        return self._num_waiting >= self._max_waiting_rows or self._num_tokens >= self._max_waiting_tokens
+
+    def _give(self, is_result: bool, item: Any, num_tokens: int = 0) -> None:
         with self._changed:
-            if self._num_waiting >= self._max_waiting_rows:
+            if self._is_full:
                 self._changed.notify_all()
-                self._changed.wait_for(
-                    lambda: self._error is not None or self._num_waiting < self._max_waiting_rows
-                )
+                self._changed.wait_for(lambda: self._error is not None or not self._is_full)
             if self._error is not None:
                 raise self._error
             if self._is_closing:
@@ -138,6 +144,7 @@ class Recorder:
             # Looked up here: the thread exchanges the lists for empty ones.
             waiting: list[Any] = self._results if is_result else self._windows
             waiting.append(item)
+            self._num_tokens += num_tokens
             if len(waiting) == self._max_batch_rows:
                 self._changed.notify_all()
 
@@ -160,11 +167,13 @@ class Recorder:
             results, self._results = self._results, []
             windows, self._windows = self._windows, []
             self._num_in_flight = len(results) + len(windows)
+            num_tokens = self._num_tokens
             is_last = self._is_closing
         if results or windows:
             self._write(results, windows)
         with self._changed:
             self._num_in_flight = 0
+            self._num_tokens -= num_tokens
             self._is_flush_wanted = bool(self._num_waiting) and self._is_flush_wanted
             self._changed.notify_all()
         return not is_last
@@ -174,7 +183,7 @@ class Recorder:
             self._is_closing
             or self._is_flush_wanted
             or max(len(self._results), len(self._windows)) >= self._max_batch_rows
-            or self._num_waiting >= self._max_waiting_rows
+            or self._is_full
         )
 
     def _fail(self, error: BlendError) -> None:

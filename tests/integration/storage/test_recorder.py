@@ -154,11 +154,17 @@ class AwayDatabase(Database):
         return super().open_raw()
 
 
+@pytest.mark.parametrize("bound", ["rows", "tokens"])
 def test_while_the_database_is_away_calls_block_and_nothing_is_lost(
-    db: Database, objects: ObjectStore, run: Run, answer: Answer
+    db: Database, objects: ObjectStore, run: Run, answer: Answer, bound: str
 ) -> None:
     away = AwayDatabase(db.url)
-    recorder = Recorder(away, objects, run, max_waiting_rows=4)
+    tokens_of_four = 4 * answer(0).num_output_tokens
+    recorder = (
+        Recorder(away, objects, run, max_waiting_rows=4)
+        if bound == "rows"
+        else Recorder(away, objects, run, max_waiting_tokens=tokens_of_four)
+    )
     given: list[int] = []
 
     def give() -> None:
