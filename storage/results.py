@@ -7,6 +7,7 @@ from datetime import datetime
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from storage.database import Database
 from storage.jobs import get_job
@@ -202,7 +203,10 @@ def error_code_counts(db: Database, job_id: str) -> dict[str, int]:
 def output_lengths(db: Database, job_id: str, seqs: Sequence[int]) -> dict[int, int]:
     """Output tokens by seq of those requests that succeeded."""
     statement = sa.select(result.c.seq, result.c.num_output_tokens).where(
-        result.c.job_id == job_id, result.c.seq.in_(seqs), result.c.status == "succeeded"
+        result.c.job_id == job_id,
+        # One array, not one parameter each: a statement takes 65,535 parameters.
+        result.c.seq == sa.any_(sa.literal(list(seqs), ARRAY(sa.BigInteger))),
+        result.c.status == "succeeded",
     )
     with db.connect() as connection:
         return dict(connection.execute(statement).all())
