@@ -26,10 +26,10 @@ def upgrade(
     Example:
       BLEND_DATABASE__URL=postgresql://user@host/blend blend db upgrade
     """
-    from flows.cli.services import connected
+    from flows.cli.services import connected_database
 
-    with connected() as wiring:
-        revision = wiring.database.upgrade()
+    with connected_database() as database:
+        revision = database.upgrade()
     if json:
         print_json({"revision": revision})
     else:

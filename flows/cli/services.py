@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flows.wiring import Endpoints, Wiring
     from infra.state import ExternalServices, StackState
     from infra.supervisor import LocalStack
+    from storage.database import Database
 
 
 def local_stack(settings: Settings) -> "LocalStack":
@@ -39,6 +40,27 @@ def connected(settings: Settings | None = None) -> Iterator["Wiring"]:
         yield wiring
     finally:
         wiring.close()
+
+
+@contextmanager
+def connected_database() -> Iterator["Database"]:
+    """The database alone, for a command that needs nothing else: nothing is started.
+
+    Raises:
+        ServiceError: no database is named and the embedded one does not run.
+    """
+    from storage.database import Database
+
+    settings = load_settings()
+    if settings.database.url is not None:
+        url = settings.database.url.get_secret_value()
+    else:
+        url = _running_endpoints(settings).database_url
+    database = Database(url)
+    try:
+        yield database
+    finally:
+        database.dispose()
 
 
 @contextmanager
@@ -104,10 +126,11 @@ def _running_endpoints(settings: Settings) -> "Endpoints":
         return Endpoints.from_settings(settings)
     stack = local_stack(settings)
     state = stack.state()
-    missing = _missing_services(stack) if state is not None else {"postgres", "s3"}
-    if state is None or missing & {"postgres", "s3"}:
+    missing = _missing_services(stack)
+    needed = missing & {"postgres", "s3"}
+    if state is None or needed:
         raise ServiceError(
-            f"The services of {settings.home} do not run ({', '.join(sorted(missing))}); "
+            f"The services of {settings.home} do not run ({', '.join(sorted(needed))}); "
             "start them with `blend up`."
         )
     return _endpoints_of(state, has_prefect="prefect" not in missing)
