@@ -254,3 +254,19 @@ def test_a_preset_is_planned_without_torch_and_services(write: Callable[..., str
         cwd=tmp_path,
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_key_of_the_object_is_documented(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    told = planned(write(*mixed_lines(10)), *ON_A100, "--deadline", "1h")
+    documented = (Path(__file__).parents[3] / "docs/plan.md").read_text()
+    parts = [
+        told,
+        told["output_lengths"],
+        told["policies"][0],
+        told["density_histogram"][0],
+        told["deadline"],
+    ]
+    missing = [key for part in parts for key in part if f"`{key}`" not in documented]
+    assert missing == []
