@@ -1,4 +1,4 @@
-"""`blend bench grid`: the paper's 65 workloads, from memory- to compute-intensive and of little to much sharing."""
+"""`blend bench grid`: the paper's 65 workloads, memory- to compute-intensive, of little to much sharing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -70,11 +69,6 @@ def study_setting(hours: float) -> Setting:
 def study_model() -> tuple[ModelSpec, DeviceProfile]:
     """Returns what the studies simulate."""
     return model_spec_preset(MODEL), load_device_profile(DEVICE)
-
-
-def traces_folder(folder: Path) -> Path | None:
-    """Returns the folder of traces, None where there is none and lengths are to be generated."""
-    return folder if folder.is_dir() else None
 
 
 def run_tasks(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from flows.cli import bench_studies
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -11,6 +12,7 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 def register(app: typer.Typer) -> None:
     """Adds the group."""
+    bench_studies.register(group)
     app.add_typer(group, name="bench", help="Measure the platform on this machine.")
 
 

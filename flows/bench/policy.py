@@ -1,0 +1,184 @@
+"""`blend bench policy`: what a policy costs per step, with many requests in flight."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from blend_core.plan import Plan
+from blend_core.planner import PlanConfig, build_plan
+from blend_core.policies.base import Admission, AdmissionPolicy, EngineLimits, EngineView, Side
+from blend_core.policies.factory import POLICY_NAMES, make_policy
+from blend_core.segment_requests import SegmentRequests
+from blend_core.simulation.prompts import PromptBlocks
+from blend_core.simulation.stepper import Stepper
+from flows.bench.study_tasks import study_model
+
+NUM_IN_FLIGHT: Final = (1_000, 10_000)
+NUM_STEPS: Final = 2_000
+BLOCK_SIZE: Final = 16
+WARM_SHARE: Final = 0.9
+"""Steps count once so much of the requests meant to be in flight are."""
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Seconds of all calls of one step to the policy, over many steps."""
+
+    mean_s: float
+    p99_s: float
+    max_s: float
+
+
+class TimedPolicy(AdmissionPolicy):
+    """Passes every call on and adds up the time that it takes.
+
+    Attributes:
+        spent_s: seconds since it was last set to 0.
+    """
+
+    name = "timed"
+
+    def __init__(self, plan: Plan, limits: EngineLimits, inner: AdmissionPolicy) -> None:
+        """Takes the policy to time, which has the plan already."""
+        self._inner = inner
+        self.spent_s = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        """As of the policy."""
+        return self._inner.num_waiting
+
+    def upcoming(self, num_requests: int) -> Sequence[int]:
+        """As of the policy."""
+        return self._inner.upcoming(num_requests)
+
+    def begin_step(self, view: EngineView) -> int:
+        """As of the policy."""
+        return self._timed(self._inner.begin_step, view)
+
+    def next_request(self, view: EngineView) -> Admission | None:
+        """As of the policy."""
+        return self._timed(self._inner.next_request, view)
+
+    def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
+        """As of the policy."""
+        self._timed(self._inner.admitted, seq, side, num_cached_tokens)
+
+    def decoding(self, seq: int) -> None:
+        """As of the policy."""
+        self._timed(self._inner.decoding, seq)
+
+    def advanced(self, num_steps: int) -> None:
+        """As of the policy."""
+        self._timed(self._inner.advanced, num_steps)
+
+    def finished(self, seq: int, num_output_tokens: int) -> None:
+        """As of the policy."""
+        self._timed(self._inner.finished, seq, num_output_tokens)
+
+    def preempted(self, seq: int) -> None:
+        """As of the policy."""
+        self._timed(self._inner.preempted, seq)
+
+    def revise(self, plan: Plan) -> None:
+        """As of the policy."""
+        self._timed(self._inner.revise, plan)
+
+    def _timed(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        started = time.perf_counter()
+        answer = call(*arguments)
+        self.spent_s += time.perf_counter() - started
+        return answer
+
+
+def run_policy_bench(
+    seed: int, tell: Callable[[str], None], *, num_steps: int = NUM_STEPS
+) -> dict[str, dict[int, StepCosts]]:
+    """Measures every policy, in this process."""
+    costs: dict[str, dict[int, StepCosts]] = {}
+    for name in POLICY_NAMES:
+        costs[name] = {}
+        for num_in_flight in NUM_IN_FLIGHT:
+            tell(f"{name}: {num_in_flight:,} in flight")
+            costs[name][num_in_flight] = measure_policy(name, num_in_flight, num_steps, seed)
+    return costs
+
+
+def measure_policy(name: str, num_in_flight: int, num_steps: int, seed: int) -> StepCosts:
+    """Drives a policy with a simulated engine that is full, step by step."""
+    model, device = study_model()
+    requests, num_output_tokens = _requests(num_in_flight, num_steps, seed)
+    plan = build_plan(requests, model, device, PlanConfig(name, BLOCK_SIZE, seed))
+    # Room for all of them at half their length, so that KV decides for the dual scan and never preempts much.
+    mean_tokens = float((requests.num_prompt_tokens + num_output_tokens / 2) @ num_output_tokens)
+    num_tokens = num_in_flight * mean_tokens / num_output_tokens.sum()
+    limits = EngineLimits(BLOCK_SIZE, int(1.1 * num_tokens / BLOCK_SIZE), num_in_flight, 2 * num_in_flight)
+    policy = TimedPolicy(plan, limits, make_policy(name, plan, limits))
+    stepper = Stepper(
+        requests.seq.tolist(),
+        PromptBlocks.of(requests, BLOCK_SIZE),
+        num_output_tokens.tolist(),
+        policy,
+        model,
+        device,
+        limits,
+        revision=plan.revision,
+        overlap=True,
+        started_at=0.0,
+    )
+    gc.collect()
+    spent_s: list[float] = []
+    while not stepper.is_done and len(spent_s) < num_steps:
+        policy.spent_s = 0.0
+        stepper.advance()
+        if stepper.num_running >= WARM_SHARE * num_in_flight:
+            spent_s.append(policy.spent_s)
+    if not spent_s:
+        raise SystemExit(f"{name} never had {num_in_flight} requests in flight")
+    return StepCosts(float(np.mean(spent_s)), float(np.percentile(spent_s, 99)), max(spent_s))
+
+
+def costs_json(costs: dict[str, dict[int, StepCosts]]) -> dict[str, Any]:
+    """Returns what `--json` prints."""
+    return {
+        "policies": {
+            name: {
+                str(num_in_flight): {"mean_s": cost.mean_s, "p99_s": cost.p99_s, "max_s": cost.max_s}
+                for num_in_flight, cost in by_number.items()
+            }
+            for name, by_number in costs.items()
+        }
+    }
+
+
+def _requests(
+    num_in_flight: int, num_steps: int, seed: int
+) -> tuple[SegmentRequests, "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+    """Prompts that share with short answers, and others with long ones: enough for all the steps."""
+    generator = np.random.default_rng(seed)
+    num_requests = 3 * num_in_flight + 4 * num_steps
+    is_long = generator.random(num_requests) < 0.5
+    output = np.where(
+        is_long,
+        generator.integers(1_000, 3_000, num_requests),
+        generator.integers(50, 200, num_requests),
+    )
+    group = np.where(is_long, 50 + np.arange(num_requests), generator.integers(0, 50, num_requests))
+    own = 50 + num_requests + np.arange(num_requests)
+    tokens = np.stack((np.where(is_long, 64, 256), generator.integers(20, 200, num_requests)), axis=1)
+    bound = output.astype(np.int32)
+    requests = SegmentRequests(
+        seq=np.arange(num_requests),
+        segment_ids=np.stack((group, own), axis=1).ravel(),
+        segment_tokens=tokens.ravel(),
+        offsets=2 * np.arange(num_requests + 1),
+        min_tokens=bound,
+        max_tokens=bound,
+    )
+    return requests, output

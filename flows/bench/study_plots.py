@@ -1,0 +1,135 @@
+"""Plots of the studies, as PNG and SVG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from blend_core.errors import ConfigurationError
+from blend_core.studies.study import WorkloadRun, speedup
+from flows.bench.ranks import RanksRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg")
+
+
+def plot_timelines(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
+    """Draws how busy compute and memory were under each policy, one file pair per workload and set."""
+    paths = []
+    for run in runs:
+        num_policies = len(run.timelines)
+        figure = _figure(9, 2.1 * num_policies)
+        rows = figure.subplots(num_policies, 1, sharex=True, squeeze=False)[:, 0]
+        for axes, (name, line) in zip(rows, run.timelines.items(), strict=True):
+            hours = [time_s / 3600 for time_s in line.time_s]
+            axes.plot(hours, line.compute, label="compute", lw=1.2)
+            axes.plot(hours, line.memory, label="memory", lw=1.2)
+            axes.plot(hours, line.kv_usage, label="KV in use", lw=0.8, color="grey")
+            axes.set_ylim(0, 1.02)
+            axes.set_ylabel(name)
+        rows[0].legend(loc="lower right", ncols=3, fontsize="small")
+        rows[0].set_title(f"{run.name}, lengths {run.length_set}: share of peak per second of the run")
+        rows[-1].set_xlabel("hours")
+        paths += _save(figure, folder, f"timeline-{run.name}-{run.length_set}")
+    return paths
+
+
+def plot_sharing(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
+    """Draws the prefix sharing that each policy kept, as a share of what can be reached."""
+    figure = _figure(9, 4)
+    axes = figure.subplots()
+    names = list(runs[0].policies)
+    width = 0.8 / len(names)
+    for place, name in enumerate(names):
+        axes.bar(
+            [index + place * width for index in range(len(runs))],
+            [run.policies[name].sharing_kept for run in runs],
+            width,
+            label=name,
+        )
+    axes.set_xticks([index + 0.4 - width / 2 for index in range(len(runs))])
+    axes.set_xticklabels([f"{run.name}\n{run.length_set}" for run in runs], fontsize="small")
+    axes.set_ylabel("sharing kept")
+    axes.legend(ncols=len(names), fontsize="small")
+    return _save(figure, folder, "sharing")
+
+
+def plot_grid(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
+    """Draws the speed-up of the dual scan over `dfs` over density and sharing."""
+    by_place = {_place(run): speedup(run.policies, "dual_scan", "dfs") for run in runs}
+    densities = sorted({density for density, _ in by_place})
+    sharings = sorted({sharing for _, sharing in by_place})
+    figure = _figure(10, 4)
+    axes = figure.subplots()
+    cells = [
+        [by_place.get((density, sharing), float("nan")) for density in densities] for sharing in sharings
+    ]
+    image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
+    axes.set_xticks(range(len(densities)), [f"{density:.2f}" for density in densities])
+    axes.set_yticks(range(len(sharings)), [f"{sharing:.2f}" for sharing in sharings])
+    for row, values in enumerate(cells):
+        for column, value in enumerate(values):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=7)
+    axes.set_xlabel("compute density")
+    axes.set_ylabel("prefix sharing")
+    axes.set_title("dual_scan over dfs")
+    figure.colorbar(image)
+    return _save(figure, folder, "grid")
+
+
+def plot_ranks(run: RanksRun, folder: Path) -> list[Path]:
+    """Draws the speed-up of several ranks."""
+    figure = _figure(6, 4.5)
+    axes = figure.subplots()
+    ranks = sorted(next(iter(run.speedup.values())))
+    axes.plot([1, *ranks], [1, *ranks], color="grey", ls="--", lw=0.8, label="ideal")
+    for name, by_ranks in run.speedup.items():
+        axes.plot([1, *ranks], [1.0, *(by_ranks[number] for number in ranks)], marker="o", label=name)
+    axes.set_xlabel("ranks")
+    axes.set_ylabel("speed-up over one rank")
+    axes.legend()
+    return _save(figure, folder, "ranks")
+
+
+def plot_policy_costs(costs: Mapping[str, Mapping[int, Any]], folder: Path) -> list[Path]:
+    """Draws what each policy costs per step, mean and 99th percentile."""
+    figure = _figure(7, 4)
+    axes = figure.subplots()
+    labels, means, tails = [], [], []
+    for name, by_number in costs.items():
+        for number, cost in by_number.items():
+            labels.append(f"{name}\n{number:,}")
+            means.append(cost.mean_s * 1e3)
+            tails.append(cost.p99_s * 1e3)
+    places = range(len(labels))
+    axes.bar([place - 0.2 for place in places], means, 0.4, label="mean")
+    axes.bar([place + 0.2 for place in places], tails, 0.4, label="99 %")
+    axes.set_xticks(list(places), labels, fontsize="x-small")
+    axes.set_ylabel("ms per step")
+    axes.legend()
+    return _save(figure, folder, "policy")
+
+
+def _place(run: WorkloadRun) -> tuple[float, float]:
+    """Density and sharing that a workload of the grid was made for, as its name says."""
+    _, density, _, sharing = run.name.split("-")
+    return float(density), float(sharing)
+
+
+def _figure(width: float, height: float) -> "Figure":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigurationError(
+            "Plots need matplotlib; install it with: pip install 'blendserve[plot]'."
+        ) from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
+    for path in paths:
+        figure.savefig(path, dpi=120)
+    return paths

@@ -1,0 +1,171 @@
+"""Tables of the studies, for terminals and for `docs/studies.md`."""
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blend_core.errors import ConfigurationError
+from blend_core.studies.study import WorkloadRun, speedup
+from flows.bench.grid import grid_summary
+from flows.bench.paper import PaperRun
+from flows.bench.ranks import RanksRun
+from flows.bench.study_tasks import StudyRun
+from flows.tables import markdown_table
+
+Table = tuple[Sequence[str], list[tuple[object, ...]]]
+
+
+def comparison_table(runs: Sequence[WorkloadRun]) -> Table:
+    """Duration of the yardstick and how the policies compare, a row per workload, and their means."""
+    headers = (
+        "workload",
+        "set",
+        "density",
+        "sharing",
+        "requests",
+        "optimum, s",
+        "dfs, s",
+        "random over dfs",
+        "dual_scan over dfs",
+        "over dfs_sequential",
+        "of optimum",
+        "sharing kept",
+        "preempted",
+    )
+    rows: list[tuple[object, ...]] = [
+        (
+            run.name,
+            run.length_set,
+            run.density,
+            f"{run.prefix_sharing:.0%}",
+            round(run.num_requests),
+            round(run.optimum_s),
+            round(run.policies["dfs"].duration_s),
+            f"{speedup(run.policies, 'random', 'dfs'):.3f}",
+            f"{speedup(run.policies, 'dual_scan', 'dfs'):.3f}",
+            f"{speedup(run.policies, 'dual_scan', 'dfs_sequential'):.3f}",
+            f"{run.policies['dual_scan'].fraction_of_optimum:.3f}",
+            f"{run.policies['dual_scan'].sharing_kept:.3f}",
+            round(run.policies["dual_scan"].num_preempted),
+        )
+        for run in runs
+    ]
+    for length_set in dict.fromkeys(run.length_set for run in runs):
+        own = [run for run in runs if run.length_set == length_set]
+        rows.append(
+            (
+                "mean",
+                length_set,
+                *(None,) * 5,
+                f"{_mean_speedup(own, 'random', 'dfs'):.3f}",
+                f"{_mean_speedup(own, 'dual_scan', 'dfs'):.3f}",
+                f"{_mean_speedup(own, 'dual_scan', 'dfs_sequential'):.3f}",
+                f"{np.mean([run.policies['dual_scan'].fraction_of_optimum for run in own]):.3f}",
+                f"{np.mean([run.policies['dual_scan'].sharing_kept for run in own]):.3f}",
+                None,
+            )
+        )
+    return headers, rows
+
+
+def interleaved_table(run: PaperRun) -> Table:
+    """How `dfs` does where prompts of one kind do not lie together."""
+    preset = {workload.name: workload for workload in run.study.workloads if workload.length_set == "preset"}
+    rows: list[tuple[object, ...]] = []
+    for mixed in run.interleaved:
+        dfs_s, own = mixed.policies["dfs"].duration_s, preset[mixed.name].policies
+        rows.append(
+            (
+                mixed.name,
+                f"{own['dfs'].duration_s / dfs_s:.3f}",
+                f"{dfs_s / own['dual_scan'].duration_s:.3f}",
+            )
+        )
+    return ("workload", "interleaved dfs over dfs", "dual_scan over interleaved dfs"), rows
+
+
+def policy_table(run: WorkloadRun) -> Table:
+    """Every policy of one workload."""
+    headers = (
+        "policy",
+        "duration, s",
+        "of optimum",
+        "sharing kept",
+        "steps",
+        "preempted",
+        "compute, s",
+        "memory, s",
+    )
+    return headers, [
+        (
+            name,
+            round(policy.duration_s),
+            f"{policy.fraction_of_optimum:.3f}",
+            f"{policy.sharing_kept:.3f}",
+            round(policy.num_steps),
+            round(policy.num_preempted),
+            round(policy.compute_s),
+            round(policy.memory_s),
+        )
+        for name, policy in run.policies.items()
+    ]
+
+
+def grid_table(study: StudyRun) -> Table:
+    """What the grid comes to."""
+    summary = grid_summary(study)
+    rows: list[tuple[object, ...]] = [
+        (label, *(f"{summary[key][name]:.3f}" for name in ("min", "mean", "max")))
+        for label, key in (("over dfs", "dual_scan_over_dfs"), ("over random", "dual_scan_over_random"))
+    ]
+    return ("dual_scan", "min", "mean", "max"), rows
+
+
+def ranks_table(run: RanksRun) -> Table:
+    """Speed-ups by number of ranks."""
+    ranks = sorted(next(iter(run.speedup.values())))
+    rows: list[tuple[object, ...]] = [
+        (name, *(f"{by_ranks[number]:.3f}" for number in ranks)) for name, by_ranks in run.speedup.items()
+    ]
+    return ("workload", *(f"{number} ranks" for number in ranks)), rows
+
+
+def costs_table(costs: Mapping[str, Mapping[int, Any]]) -> Table:
+    """Milliseconds of a policy per step."""
+    rows: list[tuple[object, ...]] = [
+        (name, number, *(f"{seconds * 1e3:.3f}" for seconds in (cost.mean_s, cost.p99_s, cost.max_s)))
+        for name, by_number in costs.items()
+        for number, cost in by_number.items()
+    ]
+    return ("policy", "in flight", "mean, ms", "99 %, ms", "maximum, ms"), rows
+
+
+def write_section(path: Path, section: str, command: str, tables: Sequence[Table], note: str = "") -> None:
+    """Writes tables between the marks of a section of a Markdown file, with date and hardware.
+
+    Raises:
+        ConfigurationError: the file does not have the marks.
+    """
+    begins, ends = f"<!-- {section} begins -->", f"<!-- {section} ends -->"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if begins not in text or ends not in text:
+        raise ConfigurationError(
+            f"{path} has no lines {begins} and {ends}; put them where the tables belong."
+        )
+    before, rest = text.split(begins, 1)
+    after = rest.split(ends, 1)[1]
+    origin = (
+        f"Measured by `{command}` on {datetime.now(UTC):%Y-%m-%d}; simulated on "
+        f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}."
+    )
+    parts = [begins, origin, *([note] if note else []), *(markdown_table(*table) for table in tables), ends]
+    path.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
+
+
+def _mean_speedup(runs: Sequence[WorkloadRun], name: str, over: str) -> float:
+    return float(np.mean([speedup(run.policies, name, over) for run in runs]))

@@ -1,0 +1,279 @@
+"""`blend bench policy | paper | grid | traces | ranks | simulate`: studies in simulation."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.output import Json, print_json, print_line, print_table, tell
+
+if TYPE_CHECKING:
+    from flows.bench.study_tables import Table
+
+Traces = Annotated[
+    Path | None,
+    typer.Option(help="Folder of published traces; BLEND_TRACES by default. Without it lengths are made up."),
+]
+Seed = Annotated[int, typer.Option(help="First seed.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds to take the mean of.")]
+Hours = Annotated[float | None, typer.Option(min=0.01, help="Practical optimum of each workload.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
+Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
+WriteDocs = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the tables into this Markdown file.")
+]
+
+
+def register(group: typer.Typer) -> None:
+    """Adds the studies to `blend bench`."""
+    for command in (policy, paper, grid, traces, ranks, simulate):
+        group.command()(command)
+
+
+def policy(
+    seed: Seed = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer steps.")] = False,
+    plots: Plots = None,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Measure what each policy costs per step.
+
+    A simulated engine has 1,000 and 10,000 requests in flight; only the calls to the policy are timed.
+
+    \b
+    Example:
+      blend bench policy --json
+    """
+    from flows.bench.policy import NUM_STEPS, costs_json, run_policy_bench
+    from flows.bench.study_plots import plot_policy_costs
+    from flows.bench.study_tables import costs_table
+
+    costs = run_policy_bench(seed, tell, num_steps=NUM_STEPS // 10 if quick else NUM_STEPS)
+    if plots is not None:
+        _tell_paths(plot_policy_costs(costs, plots))
+    _write(write_docs, "policy", "blend bench policy", [costs_table(costs)])
+    if json:
+        print_json(costs_json(costs))
+    else:
+        print_table(*costs_table(costs))
+
+
+def paper(
+    traces: Traces = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    hours: Hours = None,
+    quick: Quick = False,
+    plots: Plots = None,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Compare policies on the paper's four traces.
+
+    Each is simulated with preset and with hidden video lengths, 5 hours and 5 seeds by default.
+
+    \b
+    Examples:
+      blend bench paper --quick
+      blend bench paper --hours 1 --seeds 2 --plots plots --json
+    """
+    from flows.bench.paper import QUICK_HOURS, run_paper_bench
+    from flows.bench.study_plots import plot_sharing, plot_timelines
+    from flows.bench.study_tables import comparison_table, interleaved_table
+
+    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 5.0, QUICK_HOURS)
+    run = run_paper_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    tables = [comparison_table(run.study.workloads), interleaved_table(run)]
+    if plots is not None:
+        _tell_paths(plot_timelines(run.study.workloads, plots) + plot_sharing(run.study.workloads, plots))
+    _write(write_docs, "paper", _command("paper", chosen_seeds, chosen_hours), tables, run.study.data)
+    if json:
+        print_json(run.study.as_json())
+        return
+    _print(tables, run.study.data)
+
+
+def grid(
+    traces: Traces = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    hours: Hours = None,
+    summary: Annotated[bool, typer.Option("--summary", help="Only what the grid comes to.")] = False,
+    quick: Quick = False,
+    plots: Plots = None,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Compare policies on the paper's grid of 65 workloads.
+
+    Densities 0.80 to 1.40 and prefix sharing 0.05 to 0.45; 1 hour and one seed by default.
+
+    \b
+    Example:
+      blend bench grid --summary
+    """
+    from flows.bench.grid import QUICK_HOURS, QUICK_STRIDE, grid_summary, run_grid_bench
+    from flows.bench.study_plots import plot_grid
+    from flows.bench.study_tables import comparison_table, grid_table
+
+    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 1.0, QUICK_HOURS)
+    run = run_grid_bench(
+        _traces(traces), chosen_seeds, chosen_hours, tell, stride=QUICK_STRIDE if quick else 1
+    )
+    if plots is not None:
+        _tell_paths(plot_grid(run.workloads, plots))
+    tables = [grid_table(run)] if summary else [grid_table(run), comparison_table(run.workloads)]
+    _write(write_docs, "grid", _command("grid", chosen_seeds, chosen_hours), tables, run.data)
+    if json:
+        print_json(grid_summary(run) if summary else run.as_json() | {"summary": grid_summary(run)})
+        return
+    _print(tables, run.data)
+
+
+def traces(
+    traces: Traces = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    hours: Hours = None,
+    quick: Quick = False,
+    plots: Plots = None,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Compare policies on mixes of published traces.
+
+    Six mixes of density 1.0 with hidden lengths; 1 hour and 3 seeds by default.
+
+    \b
+    Example:
+      blend bench traces --traces ../shared/traces --json
+    """
+    from flows.bench.study_plots import plot_sharing, plot_timelines
+    from flows.bench.study_tables import comparison_table
+    from flows.bench.traces import QUICK_HOURS, run_traces_bench
+
+    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 3, 1.0, QUICK_HOURS)
+    run = run_traces_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    tables = [comparison_table(run.workloads)]
+    if plots is not None:
+        _tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
+    _write(write_docs, "traces", _command("traces", chosen_seeds, chosen_hours), tables, run.data)
+    if json:
+        print_json(run.as_json())
+        return
+    _print(tables, run.data)
+
+
+def ranks(
+    traces: Traces = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    hours: Hours = None,
+    quick: Quick = False,
+    plots: Plots = None,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Measure how much faster several ranks are than one.
+
+    The paper's four traces, preset lengths, on 2, 4 and 8 ranks; 5 hours and one seed by default.
+
+    \b
+    Example:
+      blend bench ranks --hours 2
+    """
+    from flows.bench.ranks import QUICK_HOURS, run_ranks_bench
+    from flows.bench.study_plots import plot_ranks
+    from flows.bench.study_tables import ranks_table
+
+    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 5.0, QUICK_HOURS)
+    run = run_ranks_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    if plots is not None:
+        _tell_paths(plot_ranks(run, plots))
+    _write(write_docs, "ranks", _command("ranks", chosen_seeds, chosen_hours), [ranks_table(run)], run.data)
+    if json:
+        print_json(run.as_json())
+        return
+    _print([ranks_table(run)], run.data)
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FILE.parquet", help="A workload, a row per request.")],
+    seed: Seed = 0,
+    plots: Plots = None,
+    json: Json = False,
+) -> None:
+    """Compare policies on a workload of your own.
+
+    Columns: num_prompt_tokens, num_output_tokens, prefix_path (a list of segment id and tokens), preset
+    (whether the output length is known beforehand).
+
+    \b
+    Example:
+      blend bench simulate tonight.parquet --json
+    """
+    from flows.bench.simulate import run_simulate_bench
+    from flows.bench.study_plots import plot_timelines
+    from flows.bench.study_tables import policy_table
+    from flows.bench.study_tasks import workload_json
+
+    run = run_simulate_bench(file, seed, tell)
+    if plots is not None:
+        _tell_paths(plot_timelines([run], plots))
+    if json:
+        print_json(workload_json(run))
+    else:
+        print_line(f"{run.name}: density {run.density:.2f}, optimum {run.optimum_s:,.0f} s")
+        print_table(*policy_table(run))
+
+
+def _traces(folder: Path | None) -> Path | None:
+    from blend_core.errors import ConfigurationError
+    from flows.settings import load_settings
+
+    if folder is not None and not folder.is_dir():
+        raise ConfigurationError(f"{folder} is no folder; name one of traces with --traces.")
+    chosen = load_settings().traces if folder is None else folder
+    return chosen if chosen.is_dir() else None
+
+
+def _sizes(
+    seed: int,
+    seeds: int | None,
+    hours: float | None,
+    quick: bool,
+    default_seeds: int,
+    default_hours: float,
+    quick_hours: float,
+) -> tuple[tuple[int, ...], float]:
+    num_seeds = seeds or (1 if quick else default_seeds)
+    return tuple(range(seed, seed + num_seeds)), hours or (quick_hours if quick else default_hours)
+
+
+def _command(name: str, seeds: Sequence[int], hours: float) -> str:
+    return f"blend bench {name} --hours {hours:g} --seed {seeds[0]} --seeds {len(seeds)}"
+
+
+def _write(
+    path: Path | None, section: str, command: str, tables: "Sequence[Table]", data: str | None = None
+) -> None:
+    if path is None:
+        return
+    from flows.bench.study_tables import write_section
+
+    write_section(path, section, command, tables, f"Lengths: {data}." if data else "")
+    tell(f"wrote {path}")
+
+
+def _print(tables: "Sequence[Table]", data: str) -> None:
+    print_line(f"lengths: {data}")
+    for table in tables:
+        print_line("")
+        print_table(*table)
+
+
+def _tell_paths(paths: Sequence[Path]) -> None:
+    for path in paths:
+        tell(f"drew {path}")
