@@ -14,9 +14,6 @@ from storage.jobs import get_job
 from storage.request_shards import RequestShards
 from storage.results import output_lengths
 
-SEQS_AT_ONCE = 20_000
-"""Requests whose lengths one statement asks for; the database takes some 65,000."""
-
 
 def job_file_lines(wiring: Wiring, spec: BatchJobSpec, options: ParseOptions) -> Iterator[CheckedLine]:
     """Every line and row of a job's sources, as the job would read them.
@@ -58,10 +55,7 @@ def known_job(wiring: Wiring, job_id: str) -> KnownJob:
         )
     with RequestShards(wiring.objects, job_id) as shards:
         arrays = shards.load_arrays()
-    recorded: dict[int, int] = {}
-    for start in range(0, len(arrays), SEQS_AT_ONCE):
-        seqs = arrays.seq[start : start + SEQS_AT_ONCE].tolist()
-        recorded |= output_lengths(wiring.database, job_id, seqs)
+    recorded = output_lengths(wiring.database, job_id, arrays.seq.tolist())
     return KnownJob(
         spec=parse_job(job.spec, origin=f"job {job_id}"),
         arrays=arrays,
