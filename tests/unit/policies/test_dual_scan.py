@@ -168,3 +168,48 @@ def test_requests_that_read_no_kv_still_run(make_plan, view):
         policy.finished(admission.seq, 1)
         seen.add(admission.seq)
     assert seen == set(range(10))
+
+
+def test_a_step_prefills_what_both_sides_may_start_in_multiples_of_128(make_plan, view):
+    # Both sides have 2,000 tokens: C = 2,000 / (100 + 20 / 2) * 100 / 20 = 91 each.
+    plan = make_plan([(seq, 100, 20, 1.0) for seq in range(100)])
+    view.num_decoding = 7
+    assert DualScanPolicy(plan, LIMITS).begin_step(view) == 256
+    view.num_decoding = 2_000
+    assert DualScanPolicy(plan, LIMITS).begin_step(view) == 48
+
+
+def test_only_unshared_prompt_tokens_are_computed_while_all_are_read(make_plan, view):
+    # N = 2,000 / (1,000 + 10 / 2) and C = N * 200 / 10 = 40 for each side.
+    plan = make_plan([(seq, 1_000, 10, 1.0) for seq in range(10)], shared=[0, *[800] * 9])
+    policy = DualScanPolicy(plan, LIMITS)
+    policy.finished(0, 0)
+    accounts = policy._accounts
+    assert accounts[Side.LEFT].credit_tokens_per_step == pytest.approx(2_000 / 1_005 * 20)
+
+
+def test_a_step_prefills_all_it_can_once_one_side_has_run_out(make_plan, view):
+    policy = DualScanPolicy(make_plan([(0, 100, 2, 1.0)]), LIMITS)
+    policy.admitted(0, Side.LEFT, 0)
+    assert policy.begin_step(view) == 2_048
+
+
+def test_a_preempted_request_is_no_measure_of_its_sides_share(make_plan, view):
+    # It came to the right side by outliving its estimate: its density would leave that side nothing.
+    plan = make_plan([(0, 40, 10, 50.0), (1, 40, 10, 50.0), (2, 40, 500, 0.2), (3, 40, 500, 0.1)])
+    policy = DualScanPolicy(plan, LIMITS)
+    before = policy._accounts[Side.RIGHT].capacity_tokens
+    policy.admitted(0, Side.RIGHT, 0)
+    policy.preempted(0)
+    assert policy._accounts[Side.RIGHT].capacity_tokens == before
+    assert 0 in policy.upcoming(2)
+
+
+def test_the_left_side_may_use_the_room_that_is_kept_for_growth(make_plan, view):
+    # 50 of 1,000 blocks are free, which is what the right side must leave.
+    plan = make_plan([(0, 100, 2, 5.0), (1, 100, 2, 4.0), (2, 100, 400, 0.2), (3, 100, 400, 0.1)])
+    policy = DualScanPolicy(plan, LIMITS)
+    view.num_free_blocks, view.num_running = 50, 10
+    assert policy.next_request(view).side is Side.LEFT
+    view.num_running = 30  # each may need a block soon: 20 are left, and the prompt needs 26
+    assert policy.next_request(view) is None

@@ -1,0 +1,161 @@
+"""What the study commands compute and print, on workloads of minutes."""
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from blend_core.errors import ConfigurationError
+from blend_core.studies.mixes import build_workload, paper_mix
+from flows.bench.grid import GridTask, grid_summary, run_grid_task
+from flows.bench.paper import PaperRun, PaperTask, run_paper_task
+from flows.bench.policy import costs_json, measure_policy
+from flows.bench.ranks import NUM_RANKS, RanksRun, RanksTask, run_ranks_task
+from flows.bench.study_plots import plot_grid, plot_ranks, plot_sharing, plot_timelines
+from flows.bench.study_tables import comparison_table, interleaved_table, write_section
+from flows.bench.study_tasks import StudyRun, interleaved, over_seeds, run_tasks, study_setting
+from flows.cli.app import app
+
+HOURS = 0.05
+POLICY_KEYS = {
+    "duration_s",
+    "fraction_of_optimum",
+    "sharing_kept",
+    "num_steps",
+    "num_preempted",
+    "compute_s",
+    "memory_s",
+}
+WORKLOAD_KEYS = {"name", "set", "density", "prefix_sharing", "num_requests", "optimum_s", "policies"}
+
+
+@pytest.fixture(scope="module")
+def paper_run():
+    preset, hidden, mixed = run_paper_task(PaperTask(trace=0, seed=0, hours=HOURS, traces=None))
+    study = StudyRun("generated", HOURS, (0,), (preset, hidden))
+    return PaperRun(study, (mixed,))
+
+
+def test_a_study_prints_what_is_promised(paper_run):
+    printed = json.loads(json.dumps(paper_run.study.as_json()))
+    assert (printed["data"], printed["seeds"]) == ("generated", [0])
+    assert [workload["set"] for workload in printed["workloads"]] == ["preset", "hidden"]
+    for workload in printed["workloads"]:
+        assert set(workload) == WORKLOAD_KEYS
+        assert list(workload["policies"]) == ["dfs_sequential", "dfs", "random", "dual_scan"]
+        assert all(set(policy) == POLICY_KEYS for policy in workload["policies"].values())
+
+
+def test_both_sets_are_the_same_requests(paper_run):
+    preset, hidden = paper_run.study.workloads
+    assert (preset.num_requests, preset.optimum_s) == (hidden.num_requests, hidden.optimum_s)
+    assert preset.policies["dfs"] == hidden.policies["dfs"]
+    assert preset.policies["dual_scan"] != hidden.policies["dual_scan"]
+
+
+def test_interleaving_keeps_the_sharing_and_changes_the_order():
+    workload = build_workload(paper_mix(None, "trace-1", 1.4, 0.35), study_setting(HOURS), 0)
+    mixed = interleaved(workload, 1)
+    mixed.requests.check_integrity()
+    assert (mixed.num_output_tokens == workload.num_output_tokens).all()
+    assert (mixed.requests.segment_tokens == workload.requests.segment_tokens).all()
+    assert (mixed.requests.lexical_order() != workload.requests.lexical_order()).any()
+
+
+def test_seeds_are_averaged_by_workload_and_set(paper_run):
+    preset, hidden = paper_run.study.workloads
+    slower = replace(preset, optimum_s=preset.optimum_s + 2)
+    merged = over_seeds([preset, hidden, slower])
+    assert [run.length_set for run in merged] == ["preset", "hidden"]
+    assert merged[0].optimum_s == pytest.approx(preset.optimum_s + 1)
+
+
+def test_tasks_run_in_other_processes_and_come_back_in_order():
+    told = []
+    assert run_tasks(str.upper, ["a", "b", "c"], told.append, repr) == ["A", "B", "C"]
+    assert len(told) == 3
+
+
+def test_the_grid_is_summed_up():
+    run = run_grid_task(GridTask(("density-1.00-sharing-0.25", 1.0, 0.25), 0, HOURS, None))
+    summary = grid_summary(StudyRun("generated", HOURS, (0,), (run,)))
+    ratio = run.policies["dfs"].duration_s / run.policies["dual_scan"].duration_s
+    assert summary["dual_scan_over_dfs"] == {"min": ratio, "mean": ratio, "max": ratio}
+
+
+def test_more_ranks_are_faster():
+    speedups = run_ranks_task(RanksTask(0, 0, HOURS, None))
+    assert tuple(speedups) == NUM_RANKS
+    assert 1 < speedups[2] <= 2.1
+    assert RanksRun("generated", HOURS, (0,), {"trace-1": speedups}).as_json()["workloads"] == [
+        {"name": "trace-1", "speedup": {"2": speedups[2], "4": speedups[4], "8": speedups[8]}}
+    ]
+
+
+@pytest.mark.parametrize("name", ["dfs", "dual_scan"])
+def test_the_cost_of_a_policy_is_measured_over_full_steps(name):
+    cost = measure_policy(name, 200, 100, 0)
+    assert 0 < cost.mean_s <= cost.max_s
+    assert cost.p99_s <= cost.max_s
+    assert set(costs_json({name: {200: cost}})["policies"][name]["200"]) == {"mean_s", "p99_s", "max_s"}
+
+
+def test_plots_are_drawn_as_png_and_svg(paper_run, tmp_path):
+    runs = paper_run.study.workloads
+    grid = [
+        replace(runs[0], name=f"density-{d}-sharing-{s}") for d in ("0.80", "0.85") for s in ("0.05", "0.15")
+    ]
+    ranks = RanksRun("generated", HOURS, (0,), {"trace-1": {2: 1.9, 4: 3.8, 8: 7.5}})
+    paths = [
+        *plot_timelines(runs, tmp_path),
+        *plot_sharing(runs, tmp_path),
+        *plot_grid(grid, tmp_path),
+        *plot_ranks(ranks, tmp_path),
+    ]
+    assert {path.suffix for path in paths} == {".png", ".svg"}
+    assert all(path.stat().st_size > 5_000 for path in paths)
+
+
+def test_tables_go_between_the_marks_of_their_section(paper_run, tmp_path):
+    docs = tmp_path / "studies.md"
+    docs.write_text("# Studies\n\n<!-- paper begins -->\nold\n<!-- paper ends -->\n\nAfter.\n")
+    tables = [comparison_table(paper_run.study.workloads), interleaved_table(paper_run)]
+    write_section(docs, "paper", "blend bench paper", tables)
+    text = docs.read_text()
+    assert text.startswith("# Studies\n")
+    assert text.endswith("After.\n")
+    assert "old" not in text
+    assert "| trace-1 | preset |" in text
+    assert "Measured by `blend bench paper`" in text
+    with pytest.raises(ConfigurationError, match="grid begins"):
+        write_section(docs, "grid", "blend bench grid", tables)
+
+
+def test_a_workload_of_ones_own_is_simulated(tmp_path, make_workload):
+    workload = make_workload(num_chat=30, num_long=5, num_shared=50)
+    requests = workload.requests
+    paths = [
+        [
+            [int(requests.segment_ids[at]), int(requests.segment_tokens[at])]
+            for at in range(requests.offsets[row], requests.offsets[row + 1])
+        ]
+        for row in range(len(requests))
+    ]
+    table = pa.table(
+        {
+            "num_prompt_tokens": requests.num_prompt_tokens,
+            "num_output_tokens": workload.num_output_tokens,
+            "prefix_path": paths,
+            "preset": requests.min_tokens == requests.max_tokens,
+        }
+    )
+    pq.write_table(table, tmp_path / "tonight.parquet")
+    result = CliRunner().invoke(app, ["bench", "simulate", str(tmp_path / "tonight.parquet"), "--json"])
+    assert result.exit_code == 0
+    printed = json.loads(result.stdout)
+    assert set(printed) == WORKLOAD_KEYS
+    assert printed["name"] == "tonight"
+    assert printed["num_requests"] == 85

@@ -1,0 +1,80 @@
+"""Anyone's workload comes as a Parquet file; what cannot be is refused with what to do."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from blend_core.errors import ConfigurationError
+from blend_core.studies.workload_file import read_workload
+
+
+def write(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+ROWS = {
+    "num_prompt_tokens": [100, 130, 50],
+    "num_output_tokens": [5, 900, 7],
+    "prefix_path": [[[7, 64]], [[7, 64], [8, 66]], []],
+    "preset": [False, True, None],
+}
+
+
+def test_paths_and_what_is_left_of_a_prompt_become_segments(tmp_path):
+    workload = read_workload(write(tmp_path / "night.parquet", **ROWS))
+    requests = workload.requests
+    assert workload.name == "night"
+    assert requests.num_prompt_tokens.tolist() == [100, 130, 50]
+    assert requests.segment_tokens.tolist() == [64, 36, 64, 66, 50]
+    shared = requests.segment_ids[[0, 2]].tolist()
+    assert shared[0] == shared[1]
+    assert len(set(requests.segment_ids.tolist())) == 4
+    assert requests.min_tokens.tolist() == [0, 900, 0]
+    assert requests.max_tokens.tolist() == [1024, 900, 1024]
+    assert workload.num_output_tokens.tolist() == [5, 900, 7]
+
+
+def test_pairs_may_be_structs(tmp_path):
+    pairs = [[{"segment": "a", "tokens": 64}], [{"segment": "a", "tokens": 64}], []]
+    workload = read_workload(write(tmp_path / "w.parquet", **ROWS | {"prefix_path": pairs}))
+    assert workload.requests.segment_tokens.tolist() == [64, 36, 64, 66, 50]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_prompt_tokens": [63, 130, 50]}, "more tokens than its prompt"),
+        ({"num_output_tokens": [0, 900, 7]}, "at least 1"),
+        ({"num_output_tokens": [None, 900, 7]}, "without gaps"),
+        ({"num_output_tokens": [1.5, 900.0, 7.0]}, "whole numbers"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(tmp_path, change, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read_workload(write(tmp_path / "w.parquet", **ROWS | change))
+
+
+def test_a_file_without_the_columns_is_refused(tmp_path):
+    path = write(tmp_path / "w.parquet", num_prompt_tokens=[1])
+    with pytest.raises(ConfigurationError, match="prefix_path"):
+        read_workload(path)
+    (tmp_path / "text.parquet").write_text("no table")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_workload(tmp_path / "text.parquet")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_workload(tmp_path / "missing.parquet")
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    schema = pa.schema(
+        [
+            ("num_prompt_tokens", pa.int64()),
+            ("num_output_tokens", pa.int64()),
+            ("prefix_path", pa.list_(pa.list_(pa.int64()))),
+            ("preset", pa.bool_()),
+        ]
+    )
+    pq.write_table(schema.empty_table(), tmp_path / "w.parquet")
+    with pytest.raises(ConfigurationError, match="no row"):
+        read_workload(tmp_path / "w.parquet")
