@@ -6,6 +6,10 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.abc import Loader as AbstractLoader
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from psycopg.rows import dict_row
 
 from blend_core.errors import SourceError, SourceUnavailableError
@@ -13,13 +17,24 @@ from storage.postgres_text import without_values
 
 _CURSOR = "blend_source"
 _CONNECT_TIMEOUT_S = 10
+_TYPES_WIDER_THAN_PYTHONS = (
+    "date",
+    "time",
+    "timetz",
+    "timestamp",
+    "timestamptz",
+    "interval",
+    "json",
+    "jsonb",
+)
 
 
 def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """Streams a query's rows by a server-side cursor in a READ ONLY transaction.
 
     The server itself refuses anything but one statement that reads: the query becomes the cursor's
-    declaration. One row is in memory at a time, however large it is.
+    declaration. One row is in memory at a time, however large it is. A value that Python has no object for
+    (`infinity`, a date before Christ) comes as the server's text.
 
     Args:
         url: `postgresql://…` of the source.
@@ -35,6 +50,7 @@ def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -
             _plain_url(url), connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend"
         ) as connection:
             connection.read_only = True
+            _load_text_where_python_ends(connection)
             with connection.cursor(name=_CURSOR, row_factory=dict_row) as declared:
                 declared.execute(query, params)
                 _check_columns(declared)
@@ -49,6 +65,31 @@ def _plain_url(url: str) -> str:
     if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise SourceError("The URL of a SQL source must start with postgresql://; correct it.")
     return f"postgresql://{rest}"
+
+
+def _load_text_where_python_ends(connection: psycopg.Connection) -> None:
+    for name in _TYPES_WIDER_THAN_PYTHONS:
+        oid = connection.adapters.types[name].oid
+        loader = connection.adapters.get_loader(oid, Format.TEXT)
+        assert loader is not None
+        connection.adapters.register_loader(oid, _or_text(loader))
+
+
+def _or_text(loader: type[AbstractLoader]) -> type[Loader]:
+    """A loader that gives the server's text of a value that `loader` cannot load."""
+
+    class OrText(Loader):
+        def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+            super().__init__(oid, context)
+            self._exact = loader(oid, context)
+
+        def load(self, data: Buffer) -> Any:
+            try:
+                return self._exact.load(data)
+            except (psycopg.DataError, ValueError, OverflowError, RecursionError):
+                return bytes(data).decode(errors="replace")
+
+    return OrText
 
 
 def _check_columns(cursor: psycopg.ServerCursor[dict[str, Any]]) -> None:

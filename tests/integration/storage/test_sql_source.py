@@ -114,3 +114,25 @@ def test_a_wrong_password_is_told_without_it(source_url: str) -> None:
     with pytest.raises(SourceError, match="user or password") as caught:
         list(stream_rows(url, "SELECT 1"))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    ("date '0044-03-15 BC'", "0044-03-15 BC"),
+    ("'infinity'::date", "infinity"),
+    ("'infinity'::timestamptz", "infinity"),
+    ("timestamp '20000-01-01 10:00'", "20000-01-01 10:00:00"),
+    ("time '24:00'", "24:00:00"),
+    ("interval '2000000000 days'", "2000000000 days"),
+    ("array['-infinity'::date]", ["-infinity"]),
+])  # fmt: skip
+def test_a_value_that_python_cannot_hold_comes_as_the_servers_text(
+    source_url: str, value: str, text: object
+) -> None:
+    query = f"SELECT {value} AS at UNION ALL SELECT NULL"
+    rows = list(stream_rows(source_url, query))
+    assert [row["at"] for row in rows] == [text, None]
+
+
+def test_json_deeper_than_python_reads_comes_as_text(source_url: str) -> None:
+    query = "SELECT (repeat('[', 2000) || repeat(']', 2000))::jsonb AS deep, '{\"a\": 1}'::jsonb AS plain"
+    assert list(stream_rows(source_url, query)) == [{"deep": "[" * 2000 + "]" * 2000, "plain": {"a": 1}}]
