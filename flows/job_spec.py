@@ -63,7 +63,9 @@ class JobOptions(_Part):
     strict_model: bool = Field(
         False, description="a request that asks for another model becomes an error row"
     )
-    seed: int = Field(0, description="seed of sampling and of the choice of length samples")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="seed of sampling and of the choice of length samples"
+    )
 
 
 class BatchJobSpec(_Part):
@@ -77,8 +79,8 @@ class BatchJobSpec(_Part):
     )
     sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
     options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
-    completion_window_hours: Annotated[float, Field(gt=0)] = Field(
-        24.0, description="what has no result by then becomes `expired`"
+    completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
+        24.0, description="what has no result by then becomes `expired`; a year (8760) at most"
     )
 
     @field_validator("s3")

@@ -1,5 +1,6 @@
 """The job that `blend run` and `blend submit` build from a file and options."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,18 @@ def test_options_go_over_the_job_file(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"options\.policy"):
         _job(None, given(s3=["s3://b/k"], policy="best"))
+
+
+@pytest.mark.parametrize(("field", "text"), [
+    ("options.seed", "options: {seed: -1}"),
+    ("options.seed", "options: {seed: 9223372036854775808}"),
+    ("completion_window_hours", "completion_window_hours: 1.0e+300"),
+    ("completion_window_hours", "completion_window_hours: .inf"),
+    ("completion_window_hours", "completion_window_hours: .nan"),
+    ("completion_window_hours", "completion_window_hours: 0"),
+])  # fmt: skip
+def test_a_number_out_of_range_is_refused_by_its_field(tmp_path: Path, field: str, text: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"s3: [s3://b/k]\n{text}\n")
+    with pytest.raises(ConfigurationError, match=rf": {re.escape(field)}: Input should be"):
+        _job(file, {})
