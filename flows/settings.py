@@ -7,20 +7,25 @@ Variables start with `BLEND_`; a nested value is reached with two underscores (`
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from blend_core.errors import ConfigurationError
 
 
-class DatabaseSettings(BaseModel):
+class _Group(BaseModel):
+    # A mistyped variable must not pass as one that says nothing.
+    model_config = ConfigDict(extra="forbid")
+
+
+class DatabaseSettings(_Group):
     """Where results are recorded. Without a URL the embedded Postgres of `blend up` is used."""
 
     url: SecretStr | None = Field(None, description="Postgres URL of the platform's own tables")
     read_only_url: SecretStr | None = Field(None, description="URL printed by `blend db url --read-only`")
 
 
-class ObjectStoreSettings(BaseModel):
+class ObjectStoreSettings(_Group):
     """Where request files, plans and outputs lie. Without a URL the embedded S3 server is used."""
 
     endpoint_url: str | None = Field(None, description="S3 endpoint; empty uses the embedded server")
@@ -30,7 +35,7 @@ class ObjectStoreSettings(BaseModel):
     region: str = Field("us-east-1", description="S3 region")
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(_Group):
     """How the torch engine uses this machine."""
 
     device: str = Field("cpu", description="torch device: `cpu`, `cuda`, `cuda:1`")
@@ -43,7 +48,7 @@ class EngineSettings(BaseModel):
     num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 takes every core")
 
 
-class NightlySettings(BaseModel):
+class NightlySettings(_Group):
     """The schedule of the `nightly` deployment."""
 
     job: Path | None = Field(None, description="job file (YAML) that runs every night")
@@ -81,4 +86,8 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         name = "BLEND_" + "__".join(str(part).upper() for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigurationError(
+                f"Environment variable {name} is no setting; correct its name or unset it."
+            ) from None
         raise ConfigurationError(f"Environment variable {name}: {first['msg']}.") from None

@@ -49,6 +49,16 @@ def test_a_wrong_variable_is_named_without_its_value(
     assert "plenty" not in ran.stderr
 
 
+@pytest.mark.parametrize("name", ["BLEND_ENGINE__NOPE", "BLEND_ENGINE__KV_GB", "BLEND_DATABASE__URI"])
+def test_a_mistyped_variable_is_named(
+    blend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "8")
+    ran = blend("model", "list")
+    assert ran.status == 2
+    assert f"{name} is no setting" in ran.stderr
+
+
 def test_reading_without_services_says_how_to_start_them(blend: Callable[..., Any]) -> None:
     ran = blend("results", "job_x")
     assert ran.status == 1
