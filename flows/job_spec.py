@@ -44,7 +44,9 @@ class SqlSource(_Part):
     system: str | None = Field(None, description="Jinja template of the system message")
     id_column: str | None = Field("id", description="column that becomes `custom_id`; empty for none")
     connection: str = Field(
-        "platform", description="`platform`, or NAME of a BLEND_SOURCES__NAME variable that holds the URL"
+        "platform",
+        description="`platform` (read by the login `blend_reader`), "
+        "or NAME of a BLEND_SOURCES__NAME variable that holds the URL",
     )
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest answer, in tokens")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")

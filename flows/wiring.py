@@ -99,8 +99,13 @@ class Wiring:
         return cls(settings, endpoints, Database(endpoints.database_url), ObjectStore(options))
 
     def source_urls(self) -> dict[str, str]:
-        """Postgres URLs by the names that SQL sources use, in lower and in upper case."""
-        urls = {"platform": self.endpoints.database_url}
+        """Postgres URLs by the names that SQL sources use, in lower and in upper case.
+
+        A user's query on the platform's own database logs in as its reader where there is one: a query of the
+        owner could end the platform's own sessions, even in a read-only transaction.
+        """
+        endpoints = self.endpoints
+        urls = {"platform": endpoints.read_only_database_url or endpoints.database_url}
         for name, url in self.settings.sources.items():
             urls[name.lower()] = urls[name.upper()] = url.get_secret_value()
         return urls

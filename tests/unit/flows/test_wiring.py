@@ -45,6 +45,14 @@ def test_sql_sources_are_named_in_any_case(tmp_path: Path) -> None:
     assert urls["platform"] == URL
 
 
+def test_sql_sources_read_the_platform_by_its_reader(tmp_path: Path) -> None:
+    reader = "postgresql://blend_reader:secret@127.0.0.1:9/blend"
+
+    urls = Wiring.from_settings(make_settings(tmp_path), Endpoints(URL, reader)).source_urls()
+
+    assert urls["platform"] == reader
+
+
 def test_limits_of_the_engine_follow_its_memory(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, engine=EngineSettings(kv_gib=1.0, block_size=16, max_num_seqs=8))
     spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
