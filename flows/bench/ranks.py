@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.simulator import simulate
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
-from blend_core.studies.replanning import SampleReplanner
 from blend_core.studies.study import BLOCK_SIZE, study_limits
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
@@ -76,36 +77,55 @@ def run_ranks_bench(
 
 
 def run_ranks_task(task: RanksTask) -> dict[int, float]:
-    """Returns the speed-up of each number of ranks. Each has a cache and samples of its own."""
-    model, device = study_model()
-    workload = build_workload(
-        paper_mix(task.traces, *PAPER_TARGETS[task.trace]), study_setting(task.hours), task.seed
-    )
-    requests, limits = workload.requests, study_limits(model, device)
-    config = PlanConfig(POLICY, BLOCK_SIZE, task.seed)
-    plan = build_plan(requests, model, device, config)
-    # The rows of a workload are its requests' numbers.
-    assert (requests.seq == np.arange(len(requests))).all()
+    """Returns the speed-up of each number of ranks, of which each has a cache of its own.
 
-    def duration_s(positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    The samples run first, evenly spread over the ranks; then the rest is planned and shared out.
+    """
+    study = _RanksStudy(task)
+    alone_s = study.duration_s(1)
+    return {num_ranks: alone_s / study.duration_s(num_ranks) for num_ranks in NUM_RANKS}
+
+
+class _RanksStudy:
+    """One workload: its samples, and the plan of the rest that rests on them."""
+
+    __slots__ = ("_first", "_rest", "_workload")
+
+    def __init__(self, task: RanksTask) -> None:
+        model, device = study_model()
+        self._workload = build_workload(
+            paper_mix(task.traces, *PAPER_TARGETS[task.trace]), study_setting(task.hours), task.seed
+        )
+        requests, lengths = self._workload.requests, self._workload.num_output_tokens
+        # The rows of a workload are its requests' numbers.
+        assert (requests.seq == np.arange(len(requests))).all()
+        config = PlanConfig(POLICY, BLOCK_SIZE, task.seed)
+        self._first = build_plan(requests, model, device, config)
+        samples = {seq: int(lengths[seq]) for seq in self._first.seq[self._first.lead].tolist()}
+        self._rest = build_plan(requests, model, device, config, samples, 1) if samples else self._first
+
+    def duration_s(self, num_ranks: int) -> float:
+        """Seconds until the slowest rank has run its share."""
+        shards = partition(self._rest, num_ranks, SHARDS_PER_RANK)
+        rest_s = max(self._run(self._rest, rank_positions(shards, rank)) for rank in range(num_ranks))
+        if self._rest is self._first:
+            return rest_s
+        samples = np.flatnonzero(self._first.lead)
+        return rest_s + max(self._run(self._first, samples[rank::num_ranks]) for rank in range(num_ranks))
+
+    def _run(self, plan: Plan, positions: npt.NDArray[np.int64]) -> float:
+        if len(positions) == 0:
+            return 0.0
+        model, device = study_model()
         part = sub_plan(plan, positions, model, device)
         rows = np.sort(part.seq)
-        own = requests.take(rows)
         return simulate(
-            own,
-            workload.num_output_tokens[rows],
+            self._workload.requests.take(rows),
+            self._workload.num_output_tokens[rows],
             part,
             POLICY,
             model,
             device,
-            limits,
+            study_limits(model, device),
             overlap=True,
-            feedback=SampleReplanner(own, part, model, device, config),
         ).duration_s
-
-    alone_s = duration_s(np.arange(len(plan)))
-    slowest_s = {}
-    for num_ranks in NUM_RANKS:
-        shards = partition(plan, num_ranks, SHARDS_PER_RANK)
-        slowest_s[num_ranks] = max(duration_s(rank_positions(shards, rank)) for rank in range(num_ranks))
-    return {num_ranks: alone_s / slowest for num_ranks, slowest in slowest_s.items()}
