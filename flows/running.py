@@ -16,6 +16,7 @@ from blend_core.errors import (
     StorageError,
 )
 from flows.job_spec import BatchJobSpec, parse_job
+from flows.preflight import check_engine
 from flows.progress import Progress
 from flows.run_lease import LEASE_S, held_job, take_job
 from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job
@@ -195,11 +196,12 @@ def _ingest(context: JobContext, run_stage: StageRunner) -> None:
     if context.stop.reason is not None:
         return
     try:
-        context.wiring.models.resolve(context.spec.model)
+        check_engine(context.wiring, context.spec)
         if job.ingested_at is None:
             _run_stage("ingest", "reads and checks the sources", ingest_job, context, run_stage)
     except (ConfigurationError, SourceError) as error:
-        if not error.retryable:
+        # A job that has been read may have answers: it waits for a right configuration.
+        if not error.retryable and job.ingested_at is None:
             set_job_status(database, job_id, JobStatus.FAILED, error_message=str(error))
         raise
 

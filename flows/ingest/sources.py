@@ -1,6 +1,7 @@
 """The sources of a job as batches of parsed items, in the order that the job names them."""
 
 import gc
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -18,6 +19,11 @@ from storage.sql_source import stream_rows
 _ROWS_PER_BATCH = 1_000
 _BYTES_PER_BATCH = 1 << 20
 _EXCERPT_CHARS = 200
+
+# How a statement that reads begins, behind comments and brackets. The server has the last word.
+_READING_STATEMENT = re.compile(
+    r"(?:\s|\(|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*(?:select|with|values|table)\b", re.IGNORECASE | re.DOTALL
+)
 
 
 class Sources:
@@ -81,9 +87,20 @@ def read_sources(
         ConfigurationError: a template is not valid, or a connection has no URL.
         SourceError: an address holds no object; while reading, what a source answers.
     """
-    queries = [_open_query(source, source_urls, options) for source in job.sql]
+    queries = open_queries(job, source_urls, options)
     entries = {entry.uri: entry for uri in job.s3 for entry in objects.list(uri)}
     return Sources(list(entries.values()), objects, queries, options)
+
+
+def open_queries(
+    job: BatchJobSpec, source_urls: Mapping[str, str], options: ParseOptions
+) -> list[tuple[SqlSource, str, RowTemplate]]:
+    """The job's queries with their URLs and compiled templates. Connects to nothing.
+
+    Raises:
+        ConfigurationError: a template is not valid, a connection has no URL, or a query is no SELECT.
+    """
+    return [_open_query(source, source_urls, options) for source in job.sql]
 
 
 def read_lines(
@@ -136,7 +153,12 @@ def _open_query(
     if url is None:
         raise ConfigurationError(
             f"There is no connection {source.connection!r}; "
-            f"set BLEND_SOURCES__{source.connection.upper()} to its URL."
+            f"set BLEND_SOURCES__{source.connection.upper()} to its URL where the job runs (a submitted job: "
+            "in the environment of `blend up`, then run that again)."
+        )
+    if not _READING_STATEMENT.match(source.query):
+        raise ConfigurationError(
+            "A `query` must be one SELECT (or WITH … SELECT, VALUES, TABLE): a source only reads."
         )
     template = RowTemplate(
         TemplateOptions(

@@ -1,0 +1,64 @@
+"""What can be known to be wrong before anything runs: the engine's settings, the model, a job's queries."""
+
+from collections.abc import Mapping
+
+from blend_core.errors import ConfigurationError
+from flows.ingest.parse import ParseOptions
+from flows.ingest.sources import open_queries
+from flows.job_spec import BatchJobSpec
+from flows.wiring import Wiring
+
+
+def check_job(wiring: Wiring, spec: BatchJobSpec) -> None:
+    """Checks that this process could run the job, as far as that can be told without reading its sources.
+
+    Raises:
+        ConfigurationError: device, device profile, model, a connection, a query or a template is wrong.
+    """
+    check_queries(spec, wiring.source_urls())
+    check_engine(wiring, spec)
+
+
+def check_queries(spec: BatchJobSpec, source_urls: Mapping[str, str]) -> None:
+    """Checks connections, templates and the kind of statement of a job's queries.
+
+    Raises:
+        ConfigurationError: one of them is wrong.
+    """
+    open_queries(spec, source_urls, ParseOptions(spec.model))
+
+
+def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
+    """Checks what the engine of a job would be opened with.
+
+    Raises:
+        ConfigurationError: the device is not there, the device profile is unknown, or the model cannot be
+            served.
+    """
+    wiring.models.resolve(spec.model)
+    wiring.device_profile()
+    _check_device(wiring.settings.engine.device)
+    wiring.model_spec(spec.model)
+
+
+def _check_device(name: str) -> None:
+    if name == "cpu":
+        return
+    # Only here, since torch takes seconds to load.
+    import torch
+
+    try:
+        device = torch.device(name)
+        # Nothing is allocated on a GPU: this process would hold a part of its memory for good.
+        if device.type != "cuda":
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ConfigurationError(
+            f"BLEND_ENGINE__DEVICE {name!r} is no device of this machine; give cpu, cuda or cuda:1."
+        ) from None
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        raise ConfigurationError(
+            f"BLEND_ENGINE__DEVICE is {name!r}, and torch finds {num_gpus} CUDA devices here; set it to cpu, "
+            "or install a torch build and a driver that see the GPU."
+        )
