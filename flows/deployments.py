@@ -8,6 +8,8 @@ starts one at a time, since they share one device.
 
 import os
 import sys
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import httpx
 from prefect import serve
@@ -20,6 +22,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from blend_core.errors import BlendError, ConfigurationError, ServiceError
 from flows.job_spec import BatchJobSpec, load_job_file
+from flows.preflight import check_queries
 from flows.run_batch import run_batch
 from flows.running import create_job
 from flows.settings import NightlySettings, load_settings
@@ -27,6 +30,7 @@ from flows.wiring import Endpoints, Wiring
 
 AD_HOC = "ad-hoc"
 NIGHTLY = "nightly"
+_CONNECTION_TAG = "connection:"
 
 _NO_NIGHTLY_JOB = (
     "Not scheduled: set BLEND_NIGHTLY__JOB to a job file (YAML), and BLEND_NIGHTLY__CRON and "
@@ -34,8 +38,14 @@ _NO_NIGHTLY_JOB = (
 )
 
 
-def build_deployments(nightly: NightlySettings) -> list[RunnerDeployment]:
+def build_deployments(
+    nightly: NightlySettings, connections: Collection[str] = ("platform",)
+) -> list[RunnerDeployment]:
     """Both deployments; without a nightly job its schedule is there and inactive.
+
+    Args:
+        nightly: what the schedule runs.
+        connections: names that SQL sources may use here; tags tell them to whoever submits.
 
     Raises:
         ConfigurationError: the job file, the cron expression or the time zone is wrong.
@@ -43,6 +53,7 @@ def build_deployments(nightly: NightlySettings) -> list[RunnerDeployment]:
     ad_hoc = run_batch.to_deployment(
         AD_HOC,
         description="Runs the batch job that is given.",
+        tags=[f"{_CONNECTION_TAG}{name.lower()}" for name in sorted(connections)],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     job = None if nightly.job is None else load_job_file(nightly.job)
@@ -65,10 +76,25 @@ def build_deployments(nightly: NightlySettings) -> list[RunnerDeployment]:
     return [ad_hoc, scheduled]
 
 
-def submit_job(wiring: Wiring, spec: BatchJobSpec) -> str:
-    """Hands a job to the served deployment `ad-hoc` and returns the id of its flow run.
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job on its way.
+
+    Attributes:
+        job_id: the job; `blend status` knows it already.
+        flow_run_id: the flow run that will run it.
+    """
+
+    job_id: str
+    flow_run_id: str
+
+
+def submit_job(wiring: Wiring, spec: BatchJobSpec) -> Submitted:
+    """Writes a job down and hands it to the served deployment `ad-hoc`.
 
     Raises:
+        ConfigurationError: the serving process does not know a connection of the job, or a query or template
+            of the job is wrong; no job is made.
         ServiceError: Prefect does not answer, or the deployment is not served.
         StorageError: the job cannot be written down.
     """
@@ -80,11 +106,12 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec) -> str:
     try:
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
             deployment = client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
+            _check_queries(spec, deployment.tags)
             # Written down first, so that the job shows in `blend status` while it waits for its turn.
             job_id = create_job(wiring, spec)
             parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
             created = client.create_flow_run_from_deployment(
-                deployment.id, parameters=parameters, name=spec.name
+                deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
             )
     except ObjectNotFound:
         raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None
@@ -93,7 +120,22 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec) -> str:
             f"Prefect at {url} did not answer ({type(error).__name__}); start it with `blend up`, "
             "or use `blend run`."
         ) from error
-    return str(created.id)
+    return Submitted(job_id=job_id, flow_run_id=str(created.id))
+
+
+def _check_queries(spec: BatchJobSpec, tags: list[str]) -> None:
+    """Checks the job's queries against the connections that the serving process has told of."""
+    known = {tag.removeprefix(_CONNECTION_TAG) for tag in tags if tag.startswith(_CONNECTION_TAG)}
+    known |= {name.upper() for name in known}
+    unknown = [source.connection for source in spec.sql if source.connection not in known]
+    if unknown:
+        name = unknown[0]
+        raise ConfigurationError(
+            f"The process that runs submitted jobs does not know the connection {name!r}: set "
+            f"BLEND_SOURCES__{name.upper()} in the environment of `blend up` and run `blend up` again, which "
+            "restarts that process."
+        )
+    check_queries(spec, {source.connection: "" for source in spec.sql})
 
 
 def main() -> None:
@@ -102,7 +144,7 @@ def main() -> None:
         settings = load_settings()
         # Flow runs are started with this environment; without a database they could do nothing but fail.
         Endpoints.from_settings(settings)
-        deployments = build_deployments(settings.nightly)
+        deployments = build_deployments(settings.nightly, {"platform", *settings.sources})
     except BlendError as error:
         sys.exit(f"blend: {error}")
     # What the stages log through the standard library belongs to the flow run's log, too.

@@ -23,8 +23,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
+from blend_core.errors import ConfigurationError
 from flows.deployments import submit_job
-from flows.job_spec import BatchJobSpec
+from flows.job_spec import BatchJobSpec, SqlSource
 from flows.wiring import Wiring
 from storage.jobs import JobStatus, get_job, list_jobs
 from storage.results import counts
@@ -173,20 +174,36 @@ def _ended(client: SyncPrefectClient, flow_run_id: str) -> FlowRun | None:
 def test_a_run_of_the_served_deployment_runs_the_job(
     client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
 ) -> None:
-    flow_run_id = submit_job(with_prefect(wiring, environment), make_job(num_chats=10, bad_lines=BAD_LINES))
+    submitted = submit_job(with_prefect(wiring, environment), make_job(num_chats=10, bad_lines=BAD_LINES))
 
-    flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=120)
+    assert get_job(wiring.database, submitted.job_id).status is JobStatus.VALIDATING
+    flow_run = wait_for(lambda: _ended(client, submitted.flow_run_id), timeout_s=120)
 
     assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
-    job = list_jobs(wiring.database, limit=1)[0]
+    job = get_job(wiring.database, submitted.job_id)
     assert (job.status, job.num_succeeded, job.num_errored) == (JobStatus.COMPLETED, 10, 2)
+
+
+def test_a_connection_unknown_to_the_serving_process_is_refused_before_a_job_is_made(
+    served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
+) -> None:
+    query = {"query": "SELECT 1 AS id", "prompt": "{{ id }}", "connection": "shop"}
+    before = list_jobs(wiring.database, limit=1)
+
+    with pytest.raises(ConfigurationError, match=r"BLEND_SOURCES__SHOP in the environment of `blend up`"):
+        submit_job(
+            with_prefect(wiring, environment),
+            make_job(num_chats=1).model_copy(update={"sql": [SqlSource.model_validate(query)]}),
+        )
+
+    assert list_jobs(wiring.database, limit=1) == before
 
 
 def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
     client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
 ) -> None:
-    flow_run_id = submit_job(with_prefect(wiring, environment), make_job(num_chats=2_000, max_tokens=200))
-    job_id = list_jobs(wiring.database, limit=1)[0].job_id
+    submitted = submit_job(with_prefect(wiring, environment), make_job(num_chats=2_000, max_tokens=200))
+    job_id, flow_run_id = submitted.job_id, submitted.flow_run_id
     wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
 
     client.set_flow_run_state(UUID(flow_run_id), Cancelling())
