@@ -8,7 +8,7 @@ import typer
 
 from blend_core.errors import BlendError, ConfigurationError
 from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status
-from flows.cli.output import tell
+from flows.cli.output import print_json, tell
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,8 +40,8 @@ def blend(
       blend run --s3 s3://bucket/in.jsonl run your own requests
       blend status                        what runs and what ran
 
-    Results go to stdout, progress and errors to stderr. Exit status: 0 done (error rows included), 1 failed,
-    2 wrong usage or configuration.
+    Results go to stdout, progress and errors to stderr; with --json a failure is one JSON object, too.
+    Exit status: 0 done (error rows included), 1 failed, 2 wrong usage or configuration.
     """
 
 
@@ -52,20 +52,50 @@ for group in (demo, stack, run, check, status, inspect, profile, bench, database
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command line and exits the process with its status.
 
-    A `BlendError` is printed as its sentence: status 2 for a `ConfigurationError`, 1 for any other.
+    A `BlendError` is printed as its sentence: status 2 for a `ConfigurationError`, 1 for any other. With
+    `--json` every failure also prints one JSON object, `{"error": {"type", "message", "retryable", ids…}}`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         app(given, prog_name="blend")
     except BlendError as error:
         _fail(error, str(error), EXIT_USAGE if isinstance(error, ConfigurationError) else EXIT_FAILED, given)
+    except SystemExit as exit_:
+        cause = _untold_cause(exit_)
+        if cause is not None:
+            _print_error(cause, given)
+        raise
     except Exception as error:
         sentence = f"Unexpected {type(error).__name__}; `blend --debug …` shows where it came from."
         _fail(error, sentence, EXIT_FAILED, given)
 
 
+def _untold_cause(exit_: SystemExit) -> BaseException | None:
+    """What typer has ended the process for, unless a command that had printed its result asked for it."""
+    cause = exit_.__context__
+    if isinstance(cause, typer.Exit):
+        return cause.__cause__
+    # A reader of stdout that is gone is told nothing.
+    return None if isinstance(cause, OSError) else cause
+
+
 def _fail(error: Exception, sentence: str, status: int, given: list[str]) -> None:
+    _print_error(error, given, sentence)
     if "--debug" in given:
         raise error
     tell(f"blend: {sentence}")
     sys.exit(status)
+
+
+def _print_error(error: BaseException, given: list[str], sentence: str | None = None) -> None:
+    if "--json" not in given:
+        return
+    if sentence is None:
+        of_usage = getattr(error, "format_message", None)
+        sentence = "The command was interrupted." if of_usage is None else of_usage()
+    about = {
+        "type": type(error).__name__,
+        "message": sentence,
+        "retryable": getattr(error, "retryable", isinstance(error, KeyboardInterrupt)),
+    }
+    print_json({"error": getattr(error, "ids", {}) | about})

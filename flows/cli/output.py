@@ -3,7 +3,8 @@
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return value
+
+
+@contextmanager
+def errors_about(ids: Mapping[str, str]) -> Iterator[None]:
+    """Whatever ends the block early has these ids, as they stand then, beside its own."""
+    try:
+        yield
+    except BaseException as error:
+        vars(error)["ids"] = {**getattr(error, "ids", {}), **ids}
+        raise
 
 
 def print_line(text: str) -> None:

@@ -1,13 +1,14 @@
 """`blend run` and `blend submit`: a batch job from a file or from options."""
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blend_core.errors import ConfigurationError
-from flows.cli.output import Json, print_json, print_line, tell
+from blend_core.errors import BlendError, ConfigurationError
+from flows.cli.output import Json, errors_about, print_json, print_line, tell
 
 if TYPE_CHECKING:
     from flows.job_spec import BatchJobSpec
@@ -83,14 +84,22 @@ def run(
     from flows.cli.services import brought_up
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
+    from storage.jobs import get_job
 
-    with brought_up() as wiring:
+    ids = {} if job_id is None else {"job_id": job_id}
+    with errors_about(ids), brought_up() as wiring:
         if spec is not None:
             job_id = create_job(wiring, spec)
         assert job_id is not None
+        ids["job_id"] = job_id
         tell(f"job {job_id}")
-        with shown_progress(sys.stderr, time.monotonic) as progress:
-            outcome = run_job(wiring, job_id, progress)
+        try:
+            with shown_progress(sys.stderr, time.monotonic) as progress:
+                outcome = run_job(wiring, job_id, progress)
+        except Exception:
+            with suppress(BlendError):
+                ids["status"] = get_job(wiring.database, job_id).status.value
+            raise
     _print_outcome(outcome, json=json)
     if outcome.status == "failed":
         raise typer.Exit(1)

@@ -103,6 +103,16 @@ def test_an_unknown_job_is_one_sentence(blend: Blend) -> None:
         assert "Traceback" not in done.stderr
 
 
+def test_a_failed_run_names_its_job_and_how_it_stands(blend: Blend, job_file: Path) -> None:
+    spec = json.loads(job_file.read_text())
+    job_file.write_text(json.dumps(spec | {"s3": [f"{spec['s3'][0]}.gone"]}))
+    done = blend("run", str(job_file), "--json", status=1)
+    error = json.loads(done.stdout)["error"]
+    assert (error["type"], error["status"], error["retryable"]) == ("SourceError", "failed", False)
+    assert error["job_id"] in done.stderr
+    assert error["message"] in done.stderr
+
+
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
     done = blend("submit", str(job_file), status=1)
     assert "blend up" in done.stderr

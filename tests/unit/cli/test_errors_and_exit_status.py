@@ -1,5 +1,6 @@
 """One sentence on stderr, and an exit status that scripts can rely on."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,53 @@ def test_no_model_yet_says_how_to_add_one(blend: Callable[..., Any]) -> None:
     ran = blend("model", "list")
     assert ran.status == 0
     assert "blend model add" in ran.stdout
+
+
+@pytest.mark.parametrize(("command", "status", "type_"), [
+    (("results", "job_x", "--json"), 1, "ServiceError"),
+    (("status", "job_x", "--json"), 1, "ServiceError"),
+    (("report", "job_x", "--json"), 1, "ServiceError"),
+    (("cancel", "job_x", "--json"), 1, "ServiceError"),
+    (("validate", "nowhere.jsonl", "--json"), 2, "ConfigurationError"),
+    (("run", "nowhere.yaml", "--json"), 2, "ConfigurationError"),
+    (("run", "--json", "--max-tokens", "none"), 2, "BadParameter"),
+    (("results", "--json"), 2, "MissingParameter"),
+    (("run", "--json", "--fly"), 2, "NoSuchOption"),
+])  # fmt: skip
+def test_with_json_a_failure_is_one_object(
+    blend: Callable[..., Any], command: tuple[str, ...], status: int, type_: str
+) -> None:
+    ran = blend(*command)
+    assert ran.status == status
+    error = json.loads(ran.stdout)["error"]
+    assert error["type"] == type_
+    assert error["message"] in ran.stderr
+    assert error["retryable"] is False
+
+
+def test_with_json_a_failed_run_names_its_job(
+    blend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLEND_DATABASE__URL", "postgresql://127.0.0.1:9/none")
+    monkeypatch.setenv("BLEND_OBJECT_STORE__ENDPOINT_URL", "http://127.0.0.1:9")
+    ran = blend("run", "--job-id", "job_x", "--json")
+    assert ran.status == 1
+    error = json.loads(ran.stdout)["error"]
+    assert (error["type"], error["job_id"]) == ("StorageUnavailableError", "job_x")
+    assert error["retryable"] is True
+
+
+def test_with_json_an_interrupt_is_one_object(
+    blend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(settings: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.cli.services.local_stack", interrupted)
+    ran = blend("status", "--json")
+    assert ran.status == 130
+    assert json.loads(ran.stdout)["error"]["type"] == "KeyboardInterrupt"
+
+
+def test_help_is_no_failure(blend: Callable[..., Any]) -> None:
+    assert '"error"' not in blend("run", "--json", "--help").stdout
