@@ -41,7 +41,8 @@ def blend(
       blend status                        what runs and what ran
 
     Results go to stdout, progress and errors to stderr; with --json a failure is one JSON object, too.
-    Exit status: 0 done (error rows included), 1 failed, 2 wrong usage or configuration.
+    Exit status: 0 done (error rows included), 1 failed, or the job expired or was cancelled, 2 wrong usage or
+    configuration.
     """
 
 

@@ -65,7 +65,9 @@ def run(
     """Run a batch job here, to its end.
 
     Starts the embedded services where needed; works with Prefect down. A job that was stopped is continued
-    with --job-id: what has a result is never run twice. This is the call for cron or Airflow.
+    with --job-id: what has a result is never run twice. This is the call for cron or Airflow: exit status 0
+    when the job is completed (error rows included), 1 when it failed, expired or was cancelled, 2 for wrong
+    usage or configuration.
 
     \b
     Examples:
@@ -101,7 +103,7 @@ def run(
                 ids["status"] = get_job(wiring.database, job_id).status.value
             raise
     _print_outcome(outcome, json=json)
-    if outcome.status == "failed":
+    if outcome.status != "completed":
         raise typer.Exit(1)
 
 

@@ -11,6 +11,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from flows.progress import SilentProgress
+from flows.running import cancel_job, create_job
+from flows.wiring import Wiring
+
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
 RUN_MAIN = "from flows.cli import main; main()"
@@ -111,6 +115,12 @@ def test_a_failed_run_names_its_job_and_how_it_stands(blend: Blend, job_file: Pa
     assert (error["type"], error["status"], error["retryable"]) == ("SourceError", "failed", False)
     assert error["job_id"] in done.stderr
     assert error["message"] in done.stderr
+
+
+def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=2))
+    cancel_job(wiring, job_id, SilentProgress())
+    assert json.loads(blend("run", "--job-id", job_id, "--json", status=1).stdout)["status"] == "cancelled"
 
 
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
