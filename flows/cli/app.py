@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blend_core.errors import BlendError, ConfigurationError
-from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status
+from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status, upload
 from flows.cli.output import print_json, tell
 
 EXIT_FAILED = 1
@@ -37,7 +37,8 @@ def blend(
     \b
     Start here:
       blend demo                          a mixed batch on a small model, services included
-      blend run --s3 s3://bucket/in.jsonl run your own requests
+      blend upload in.jsonl               your own requests into S3; prints their address
+      blend run --s3 s3://blend/uploads/in.jsonl   run them
       blend status                        what runs and what ran
 
     Results go to stdout, progress and errors to stderr; with --json a failure is one JSON object, too.
@@ -46,7 +47,7 @@ def blend(
     """
 
 
-for group in (demo, stack, run, check, status, inspect, profile, bench, database, models):
+for group in (demo, stack, upload, run, check, status, inspect, profile, bench, database, models):
     group.register(app)
 
 

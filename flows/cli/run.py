@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from flows.job_spec import BatchJobSpec
     from flows.running import JobOutcome
 
+_FIRST_LINE_CHARS = 1 << 16
+
 JobFile = Annotated[
     Path | None,
     typer.Argument(metavar="[JOB.yaml]", help="Job file; or give the job by options.", show_default=False),
@@ -21,7 +23,10 @@ JobFile = Annotated[
 S3 = Annotated[
     list[str] | None,
     typer.Option(
-        "--s3", metavar="URI", help="OpenAI Batch JSONL, s3://bucket/key or s3://bucket/folder/; repeatable."
+        "--s3",
+        metavar="URI",
+        help="OpenAI Batch JSONL, s3://bucket/key or s3://bucket/folder/ (a local file: `blend upload` it "
+        "first); repeatable.",
     ),
 ]
 Sql = Annotated[Path | None, typer.Option("--sql", metavar="FILE", help="File with one SELECT statement.")]
@@ -30,7 +35,11 @@ Prompt = Annotated[
 ]
 System = Annotated[str | None, typer.Option(help="Jinja template of the system message for --sql.")]
 Connection = Annotated[
-    str | None, typer.Option(help="NAME of a BLEND_SOURCES__NAME variable with the Postgres URL of --sql.")
+    str | None,
+    typer.Option(
+        help="NAME of a BLEND_SOURCES__NAME variable with the Postgres URL of --sql; the platform's own "
+        "database if left out."
+    ),
 ]
 Model = Annotated[str | None, typer.Option(help="Model by name (`blend model list`).")]
 PolicyName = Annotated[str | None, typer.Option("--policy", help="dual_scan, dfs, fcfs or random.")]
@@ -71,10 +80,11 @@ def run(
 
     \b
     Examples:
+      blend upload requests.jsonl && blend run --s3 s3://blend/uploads/requests.jsonl
       blend run night.yaml --json
       blend run --s3 s3://bucket/requests/ --model smollm2-135m --policy dual_scan
       blend run --sql tickets.sql --prompt 'Summarise: {{ body }}'
-      blend run --job-id 0199f0c2 --json
+      blend run --job-id job_01m8kzrqrsafg01r9jwt --json
     """
     given = _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name)
     if job_id is not None and (job_file is not None or given):
@@ -84,6 +94,7 @@ def run(
     import time
 
     from flows.cli.services import brought_up
+    from flows.preflight import check_job
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
     from storage.jobs import get_job
@@ -91,6 +102,7 @@ def run(
     ids = {} if job_id is None else {"job_id": job_id}
     with errors_about(ids), brought_up() as wiring:
         if spec is not None:
+            check_job(wiring, spec)
             job_id = create_job(wiring, spec)
         assert job_id is not None
         ids["job_id"] = job_id
@@ -120,10 +132,10 @@ def submit(
     name: Name = None,
     json: Json = False,
 ) -> None:
-    """Submit a batch job and return at once.
+    """Submit a batch job and return its id at once.
 
-    The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status` or on
-    Prefect's pages.
+    The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status JOB` or on
+    Prefect's pages. Settings are those of the environment of `blend up`, not of this command.
 
     \b
     Examples:
@@ -137,13 +149,17 @@ def submit(
     from flows.deployments import submit_job
 
     with connected() as wiring:
-        flow_run_id = submit_job(wiring, spec)
+        if wiring.settings.prefect_api_url is None:
+            # Behind the Prefect server of somebody else there may be other models.
+            wiring.models.resolve(spec.model)
+        submitted = submit_job(wiring, spec)
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
-    link = f"{ui_url}/runs/flow-run/{flow_run_id}"
+    link = f"{ui_url}/runs/flow-run/{submitted.flow_run_id}"
     if json:
-        print_json({"flow_run_id": flow_run_id, "url": link})
+        print_json({"job_id": submitted.job_id, "flow_run_id": submitted.flow_run_id, "url": link})
     else:
-        print_line(f"Submitted; follow it at {link} or with: blend status")
+        print_line(f"Submitted job {submitted.job_id}")
+        print_line(f"Follow it with `blend status {submitted.job_id}` or at {link}")
 
 
 def _given(
@@ -162,6 +178,12 @@ def _given(
         raise ConfigurationError(
             "--prompt, --system and --connection belong to a query; give it with --sql FILE."
         )
+    for address in s3 or []:
+        if not address.startswith("s3://") and Path(address).exists():
+            raise ConfigurationError(
+                f"{address} is a file of this machine, and jobs read S3; put it there with "
+                f"`blend upload {address}` and give --s3 the address that it prints."
+            )
     given: dict[str, Any] = {"model": model, "name": name, "s3": s3}
     if sql is not None:
         if prompt is None:
@@ -186,12 +208,29 @@ def _job(job_file: Path | None, given: dict[str, Any]) -> "BatchJobSpec":
 
     if job_file is None:
         return parse_job(given, origin="job from options")
+    if _holds_requests(job_file):
+        raise ConfigurationError(
+            f"{job_file} looks like a request file, not a job file; put it into S3 with "
+            f"`blend upload {job_file}` and run it with --s3 and the address that it prints."
+        )
     spec = load_job_file(job_file)
     if not given:
         return spec
     content = spec.model_dump(mode="json", exclude_unset=True)
     options = content.get("options", {}) | given.get("options", {})
     return parse_job(content | given | ({"options": options} if options else {}), origin=str(job_file))
+
+
+def _holds_requests(path: Path) -> bool:
+    """Whether a file is request lines, by its name or by its first line."""
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return path.exists()
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = file.readline(_FIRST_LINE_CHARS)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return first.startswith("{") and ('"custom_id"' in first or '"body"' in first)
 
 
 def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:

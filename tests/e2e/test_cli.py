@@ -26,10 +26,12 @@ def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
     """Runs `blend ARGUMENTS` with the stack in its environment and Prefect down."""
     variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
 
-    def run(*arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
+    def run(
+        *arguments: str, status: int = 0, environment: dict[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
             [sys.executable, "-c", RUN_MAIN, *arguments],
-            env=variables,
+            env=variables | (environment or {}),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -126,6 +128,57 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
     done = blend("submit", str(job_file), status=1)
     assert "blend up" in done.stderr
+
+
+def test_an_uploaded_file_runs(blend: Blend, tiny_model: str, tmp_path: Path) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    line["body"] = {"prompt": "Name a colour.", "max_tokens": 2}  # type: ignore[assignment]
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
+    uri = blend("upload", "in.jsonl").stdout.strip()
+    assert uri.endswith("/uploads/in.jsonl")
+    folder = uri.removesuffix("uploads/in.jsonl") + "monday"
+    [entry] = json.loads(blend("upload", "in.jsonl", "--to", folder, "--json").stdout)["objects"]
+    assert entry["uri"] == f"{folder}/in.jsonl"
+
+    ran = json.loads(blend("run", "--s3", uri, "--s3", f"{folder}/", "--model", tiny_model, "--json").stdout)
+    assert (ran["total"], ran["succeeded"], ran["errored"]) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("BLEND_ENGINE__DEVICE", "cuda:77"),
+        ("BLEND_ENGINE__DEVICE", "abacus"),
+        ("BLEND_ENGINE__DEVICE_PROFILE", "gone"),
+    ],
+)
+def test_a_wrong_engine_setting_is_found_before_there_is_a_job(
+    blend: Blend, job_file: Path, variable: str, value: str
+) -> None:
+    blend("db", "upgrade")
+    before = json.loads(blend("status", "--json").stdout)["jobs"]
+    done = blend("run", str(job_file), status=2, environment={variable: value})
+    assert value in done.stderr
+    assert json.loads(blend("status", "--json").stdout)["jobs"] == before
+
+
+@pytest.mark.parametrize(
+    ("query", "options", "reason"),
+    [
+        ("DELETE FROM ticket", (), "one SELECT"),
+        ("SELECT 1 AS id", ("--connection", "shop"), "BLEND_SOURCES__SHOP"),
+        ("SELECT 1 AS id", ("--model", "gone"), "blend model add gone"),
+    ],
+)
+def test_a_job_that_cannot_start_leaves_no_row(
+    blend: Blend, tmp_path: Path, tiny_model: str, query: str, options: tuple[str, ...], reason: str
+) -> None:
+    blend("db", "upgrade")
+    before = json.loads(blend("status", "--json").stdout)["jobs"]
+    (tmp_path / "q.sql").write_text(f"-- tickets\n{query}\n")
+    asked = ("run", "--sql", "q.sql", "--prompt", "{{ id }}", "--model", tiny_model, *options)
+    assert reason in blend(*asked, status=2).stderr
+    assert json.loads(blend("status", "--json").stdout)["jobs"] == before
 
 
 def test_a_file_in_s3_is_validated_where_it_lies(blend: Blend, job_file: Path) -> None:

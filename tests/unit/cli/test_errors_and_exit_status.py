@@ -27,6 +27,35 @@ def test_a_job_without_sources_is_a_usage_error(blend: Callable[..., Any]) -> No
     assert "no source" in ran.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_local_file_as_an_address_is_told_to_be_uploaded(
+    blend: Callable[..., Any], tmp_path: Path, command: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text("{}\n")
+    ran = blend(command, "--s3", "in.jsonl")
+    assert ran.status == 2
+    assert "`blend upload in.jsonl`" in ran.stderr
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.json"])
+def test_a_request_file_in_place_of_a_job_file_is_recognised(
+    blend: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    line = '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}\n'
+    (tmp_path / name).write_text(2 * line)
+    ran = blend("run", name)
+    assert ran.status == 2
+    assert "request file" in ran.stderr
+    assert f"`blend upload {name}`" in ran.stderr
+
+
+def test_uploading_what_is_not_there_starts_nothing(blend: Callable[..., Any], tmp_path: Path) -> None:
+    ran = blend("upload", "gone.jsonl")
+    assert ran.status == 2
+    assert "gone.jsonl" in ran.stderr
+    assert not (tmp_path / "home").exists()
+
+
 def test_a_query_without_a_template_is_a_usage_error(blend: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "q.sql").write_text("SELECT 1")
     ran = blend("run", "--sql", "q.sql")
