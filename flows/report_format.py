@@ -5,6 +5,7 @@ from pathlib import Path
 
 from blend_core.errors import ConfigurationError
 from flows.report import BatchDensity, JobReport, merged
+from flows.stages.plan import GENERIC_PROFILE
 from flows.tables import cell_text, markdown_table, percent_text, text_table
 
 
@@ -61,6 +62,8 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         if report.what_if_device is not None:
             what_if = f"; the same work on {report.what_if_device}: {cell_text(report.what_if_density)}"
         rows.append(("density", f"{cell_text(report.density)} on {report.device}{what_if}"))
+        if report.device == GENERIC_PROFILE:
+            rows.append(("", "`cpu` is a generic profile; `blend profile` measures this machine"))
     return rows
 
 

@@ -23,7 +23,7 @@ def demo(
     """Run a mixed batch on a small model.
 
     Requests come from S3 and from a Postgres table, answers end in SQL. Brings up what is missing, adds the
-    model SmolLM2-135M, and runs about 350 requests, six of them broken on purpose. Takes a few minutes on two
+    model SmolLM2-135M, and runs about 320 requests, six of them broken on purpose. Takes a few minutes on two
     CPU cores.
 
     \b
@@ -74,4 +74,5 @@ def _print(wiring: "Wiring", outcome: "DemoOutcome", database_url: str) -> None:
     print_line('  psql "$(blend db url --read-only)"    ask the tables yourself')
     print_line(f"  blend results {job_id} --errors --format table")
     print_line(f"  blend report {job_id} --plot density.svg")
-    print_line("  blend run --s3 s3://bucket/your-requests.jsonl    run your own requests")
+    print_line("  blend upload your-requests.jsonl    then run them from the address that it prints:")
+    print_line("  blend run --s3 s3://blend/uploads/your-requests.jsonl")

@@ -14,6 +14,9 @@ from storage.plans import next_revision, save_plan
 from storage.request_shards import RequestShards
 from storage.results import pending_seqs
 
+GENERIC_PROFILE = "cpu"
+"""The shipped profile of no CPU in particular: durations by it are rough."""
+
 MAX_SIMULATED_REQUESTS = 50_000
 """About ten seconds of simulation. A larger plan is not simulated: no planned density, no duration."""
 
@@ -36,9 +39,11 @@ def plan_job(context: JobContext) -> str:
     with RequestShards(context.wiring.objects, context.job_id) as shards:
         plan = plan_revision(context, shards, pending, samples={}, revision=0)
     summary = plan.summary
-    duration = (
-        "" if summary.estimated_duration_s is None else f", about {summary.estimated_duration_s:,.0f} s"
-    )
+    duration = ""
+    if summary.estimated_duration_s is not None:
+        duration = f", about {summary.estimated_duration_s:,.0f} s"
+        if context.wiring.settings.engine.device_profile == GENERIC_PROFILE:
+            duration += " on the generic CPU profile (`blend profile` measures this machine)"
     return (
         f"{summary.num_requests:,} requests{duration}, optimum {summary.optimum_s:,.0f} s, "
         f"density {summary.density:.2f}, prefix sharing {summary.prefix_sharing_planned:.0%} "
