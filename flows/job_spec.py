@@ -9,6 +9,7 @@ from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from blend_core.errors import ConfigurationError
 
@@ -92,7 +93,8 @@ class BatchJobSpec(_Part):
             bucket = uri.removeprefix("s3://").split("/", 1)[0]
             if not uri.startswith("s3://") or not bucket:
                 raise ValueError(
-                    f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/"
+                    f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/ "
+                    "(`blend upload` puts a local file there)"
                 )
         return value
 
@@ -119,14 +121,31 @@ def load_job_file(path: Path) -> BatchJobSpec:
 
 
 def parse_job(content: object, origin: str) -> BatchJobSpec:
-    """Checks a job given as plain data; `origin` names it in errors."""
+    """Checks a job given as plain data; `origin` names it in errors.
+
+    Raises:
+        ConfigurationError: names every field that is wrong.
+    """
     try:
         return BatchJobSpec.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "job"
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ConfigurationError(f"{origin}: {place}: {reason}.") from None
+        faults = "; ".join(_fault(found) for found in error.errors(include_input=False, include_url=False))
+        raise ConfigurationError(f"{origin}: {faults}.") from None
+
+
+_PLAIN_FAULTS = {
+    "extra_forbidden": "there is no such field; correct its name or leave it out",
+    "missing": "is missing",
+    "string_type": "must be a text",
+    "list_type": "must be a list (`[…]`, or lines that begin with `-`)",
+    "model_type": "must be fields and their values (`name: value`)",
+}
+
+
+def _fault(found: ErrorDetails) -> str:
+    place = ".".join(str(part) for part in found["loc"]) or "job"
+    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return f"{place}: {_PLAIN_FAULTS.get(found['type'], said)}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -57,5 +57,35 @@ def test_an_unknown_policy_is_refused_by_name() -> None:
 def test_a_number_out_of_range_is_refused_by_its_field(tmp_path: Path, field: str, text: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"s3: [s3://b/k]\n{text}\n")
-    with pytest.raises(ConfigurationError, match=rf": {re.escape(field)}: Input should be"):
+    with pytest.raises(ConfigurationError, match=rf": {re.escape(field)}: must be"):
+        _job(file, {})
+
+
+def test_every_fault_of_a_job_file_is_told_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("modle: m\ns3: s3://b/k\nsql: [{query: SELECT 1}]\nname: 7\noptions: {seed: -1}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        _job(file, {})
+    assert str(caught.value).removeprefix(f"{file}: ").split("; ") == [
+        "name: must be a text",
+        "s3: must be a list (`[…]`, or lines that begin with `-`)",
+        "sql.0.prompt: is missing",
+        "options.seed: must be greater than or equal to 0",
+        "modle: there is no such field",
+        "correct its name or leave it out.",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "just words", "- a list"])
+def test_a_file_without_fields_is_no_job(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match="must be fields and their values"):
+        _job(file, {})
+
+
+def test_a_local_path_in_a_job_file_is_told_to_be_uploaded(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("s3: [in.jsonl]\n")
+    with pytest.raises(ConfigurationError, match="`blend upload`"):
         _job(file, {})
