@@ -164,7 +164,7 @@ def simulate(
     return SimulationResult(
         policy=policy_name,
         duration_s=stepper.now,
-        sequential_s=stepper.compute_time_s + stepper.decode_time_s,
+        sequential_s=stepper.sequential_s,
         windows=tuple(windows),
         num_prompt_tokens=int(num_prompt_tokens[[end.row for end in answered]].sum()),
         num_output_tokens=sum(end.num_output_tokens for end in answered),

@@ -4,14 +4,13 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from blend_core.engines.base import StepWindow
-from blend_core.engines.windows import MAX_WINDOW_S, MAX_WINDOW_STEPS, WindowAccumulator
 from blend_core.errors import EngineError
-from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan
 from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
 from blend_core.simulation.flight import FOR_EVER, Flight, StepPrefill
 from blend_core.simulation.kv_cache import KvCache
 from blend_core.simulation.prompts import PromptBlocks
+from blend_core.simulation.run_clock import RunClock
 from blend_core.specs import DeviceProfile, ModelSpec
 
 
@@ -46,12 +45,6 @@ class Stepper:
     Prompts are prefilled in order of admission, in chunks of what a step's budget leaves. Where blocks run
     out the request admitted last is preempted, and nothing is admitted in that step. The object is the
     `EngineView` that the policy sees.
-
-    Attributes:
-        now: simulated time in seconds.
-        compute_time_s: seconds of GEMM and prefill attention of all steps so far.
-        decode_time_s: seconds of decode attention; the sum of both is what a sequential engine would take for
-            the same steps.
     """
 
     def __init__(
@@ -88,16 +81,19 @@ class Stepper:
         self._limits = limits
         self._cache = KvCache(prompts, limits.num_blocks, limits.block_size)
         self._flight = Flight(prompts, output_tokens, self._cache)
-        self._times = StepTimeModel.of(model, device)
-        self._windows = WindowAccumulator(model, device, revision, overlap=overlap)
+        self._clock = RunClock(model, device, limits, revision, overlap=overlap, started_at=started_at)
         self._revision = revision
-        self._overlap = overlap
         self._first_admission: dict[int, tuple[float, int, int]] = {}
-        self._num_cached_tokens = 0
-        self._num_preempted = 0
-        self.now = started_at
-        self.compute_time_s = 0.0
-        self.decode_time_s = 0.0
+
+    @property
+    def now(self) -> float:
+        """Simulated time in seconds."""
+        return self._clock.now
+
+    @property
+    def sequential_s(self) -> float:
+        """Seconds of all steps so far where decode attention runs after compute."""
+        return self._clock.compute_time_s + self._clock.decode_time_s
 
     @property
     def num_free_blocks(self) -> int:
@@ -150,7 +146,7 @@ class Stepper:
         """Puts a later plan in force; returns the window before it, if any."""
         self._policy.revise(plan)
         self._revision = plan.revision
-        return self._windows.revise(plan.revision)
+        return self._clock.windows.revise(plan.revision)
 
     def withdraw(self, seqs: Iterable[int]) -> None:
         """Drops requests, waiting or in flight, without an event."""
@@ -163,7 +159,7 @@ class Stepper:
 
     def flush(self) -> StepWindow | None:
         """Closes and returns the last window, if a step was executed since the one before."""
-        return self._windows.flush()
+        return self._clock.windows.flush()
 
     def _make_room(self, events: list[SimulationEvent]) -> bool:
         """Takes the blocks that decoding needs; returns whether that went without a preemption."""
@@ -177,7 +173,7 @@ class Stepper:
                 self._end(row, events, fits=False)
                 break
             self._policy.preempted(self._seq[row])
-            self._num_preempted += 1
+            self._clock.num_preempted += 1
         cache.take(flight.num_growing_blocks)
         return may_admit
 
@@ -210,125 +206,35 @@ class Stepper:
         self._policy.admitted(seq, side, num_cached_tokens)
         if row not in self._first_admission:
             self._first_admission[row] = (self.now, num_cached_tokens, self._revision)
-            self._num_cached_tokens += num_cached_tokens
+            self._clock.num_cached_tokens += num_cached_tokens
         return True
 
     def _execute(self, prefill: StepPrefill, events: list[SimulationEvent]) -> None:
         """One step with prompt tokens in it."""
-        flight, times = self._flight, self._times
+        flight = self._flight
         num_decode_tokens = flight.num_decoding
         decode_kv_tokens = flight.decode_kv_tokens + num_decode_tokens
         for row in prefill.completed:
             self._policy.decoding(self._seq[row])
         self._policy.advanced(1)
         ended = flight.step(prefill.completed)
-        compute_s = (
-            times.gemm_s(prefill.num_tokens + num_decode_tokens)
-            + times.prefill_s_per_token_sq * prefill.num_tokens_sq
-        )
-        decode_s = times.decode_s_per_kv_token * decode_kv_tokens
-        started_at = self.now
-        self.now += times.combined_s(compute_s, decode_s, overlap=self._overlap)
-        self.compute_time_s += compute_s
-        self.decode_time_s += decode_s
-        sums = self._windows.sums
-        sums.num_prefill_tokens += prefill.num_tokens
-        sums.num_recomputed_tokens += prefill.num_recomputed_tokens
-        sums.prefill_tokens_sq += prefill.num_tokens_sq
         num_used = self._limits.num_blocks - self._cache.num_free
-        self._record(1, started_at, num_decode_tokens, decode_kv_tokens, num_used, len(ended), events)
+        window = self._clock.prefill_step(
+            prefill, num_decode_tokens, decode_kv_tokens, num_used, flight, len(ended)
+        )
+        if window is not None:
+            events.append(window)
         for row in ended:
             self._end(row, events, fits=True)
 
     def _decode(self, quiet_steps: int, events: list[SimulationEvent]) -> None:
-        """Steps that only decode: to the first end or lack of blocks, or as long as the policy is quiet.
-
-        Plain numbers in a loop: a simulated run has a hundred thousand of these steps and more.
-        """
-        flight, cache, times = self._flight, self._cache, self._times
-        first = clock = flight.clock
-        last = first + min(quiet_steps, flight.next_end - first)
-        num_decoding = flight.num_decoding
-        compute_s = times.gemm_s(num_decoding)
-        decode_s_per_kv_token, interference = times.decode_s_per_kv_token, times.overlap_interference
-        overlap, growth, block_size = self._overlap, flight.growth, cache.block_size
-        kv_tokens, num_free, now = flight.decode_kv_tokens, cache.num_free, self.now
-        num_used = self._limits.num_blocks - num_free
-        has_room = True
-        ended: list[int] = []
-        while has_room and clock < last:
-            started_at, chunk_start = now, clock
-            num_steps = self._windows.sums.num_steps
-            closes_at = (self._windows.started_at if num_steps else now) + MAX_WINDOW_S
-            chunk_end = min(last, clock + MAX_WINDOW_STEPS - num_steps)
-            sum_kv_tokens = sum_used = 0
-            while True:
-                kv_tokens += num_decoding
-                decode_s = decode_s_per_kv_token * kv_tokens
-                if not overlap:
-                    now += compute_s + decode_s
-                elif compute_s > decode_s:
-                    now += compute_s + interference * decode_s
-                else:
-                    now += decode_s + interference * compute_s
-                sum_kv_tokens += kv_tokens
-                sum_used += num_used
-                clock += 1
-                if clock < last:
-                    num_growing = growth[clock % block_size]
-                    if num_growing > num_free:
-                        has_room = False
-                        break
-                    num_free -= num_growing
-                    num_used += num_growing
-                if clock == chunk_end or now >= closes_at:
-                    break
-            if clock == last:
-                ended = flight.jump(last - first)
-            num_steps = clock - chunk_start
-            self.now = now
-            self.compute_time_s += compute_s * num_steps
-            self.decode_time_s += decode_s_per_kv_token * sum_kv_tokens
-            self._record(
-                num_steps, started_at, num_decoding * num_steps, sum_kv_tokens, sum_used, len(ended), events
-            )
-        if clock < last:
-            flight.jump(clock - first)
-        cache.take(cache.num_free - num_free)
-        self._policy.advanced(clock - first)
+        """Steps that only decode: to the first end or lack of blocks, or as long as the policy is quiet."""
+        first = self._flight.clock
+        windows, ended = self._clock.decode_steps(quiet_steps, self._flight, self._cache)
+        self._policy.advanced(self._flight.clock - first)
+        events.extend(windows)
         for row in ended:
             self._end(row, events, fits=True)
-
-    def _record(
-        self,
-        num_steps: int,
-        started_at: float,
-        num_decode_tokens: int,
-        decode_kv_tokens: int,
-        num_used_blocks: int,
-        num_finished: int,
-        events: list[SimulationEvent],
-    ) -> None:
-        """Adds steps up to now to the window; arguments are sums over them."""
-        windows, flight = self._windows, self._flight
-        sums = windows.sums
-        if sums.num_steps == 0:
-            windows.started_at = started_at
-        sums.num_steps += num_steps
-        sums.duration_s += self.now - started_at
-        sums.predicted_s += self.now - started_at
-        sums.num_decode_tokens += num_decode_tokens
-        sums.num_cached_tokens += self._num_cached_tokens
-        sums.decode_kv_tokens += decode_kv_tokens
-        sums.kv_usage += num_used_blocks / self._limits.num_blocks
-        sums.num_running_left += flight.num_running_by_side[Side.LEFT] * num_steps
-        sums.num_running_right += flight.num_running_by_side[Side.RIGHT] * num_steps
-        sums.num_preempted += self._num_preempted
-        sums.num_finished += num_finished
-        self._num_cached_tokens = self._num_preempted = 0
-        window = windows.close_if_full(self.now)
-        if window is not None:
-            events.append(window)
 
     def _end(self, row: int, events: list[SimulationEvent], *, fits: bool) -> None:
         num_output_tokens = self._flight.num_output_tokens(row)

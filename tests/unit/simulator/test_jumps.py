@@ -42,7 +42,7 @@ def windows_and_ends(requests, output_tokens, limits, *, jumps, overlap):
     events.append(stepper.flush())
     windows = [event for event in events if event is not None and not isinstance(event, SimulatedEnd)]
     ends = [event for event in events if isinstance(event, SimulatedEnd)]
-    return windows, ends, (stepper.now, stepper.compute_time_s, stepper.decode_time_s)
+    return windows, ends, (stepper.now, stepper.sequential_s)
 
 
 @given(
