@@ -25,7 +25,7 @@ from storage.results import (
     error_code_counts,
     job_metrics,
 )
-from storage.runs import latest_run_id
+from storage.runs import latest_run_error, latest_run_id
 
 NUM_TABLE_ROWS = 12
 
@@ -98,6 +98,7 @@ class JobReport:
         best_sharing: prefix sharing with an unlimited cache in depth-first order.
         error_codes: error rows by code, most frequent first.
         batches: windows of the job's latest run.
+        failure: why the job failed, or its latest run if the job goes on; None where neither did.
     """
 
     job_id: str
@@ -112,6 +113,7 @@ class JobReport:
     best_sharing: float | None
     error_codes: dict[str, int]
     batches: tuple[BatchDensity, ...]
+    failure: str | None = None
 
     @property
     def density(self) -> float | None:
@@ -133,6 +135,7 @@ class JobReport:
             "name": self.name,
             "status": self.status,
             "model": self.model,
+            "failure": self.failure,
             "device": self.device,
             "total": self.counts.total,
             "succeeded": self.counts.succeeded,
@@ -199,6 +202,7 @@ def build_report(
         best_sharing=None if plan is None else plan.summary.prefix_sharing_best,
         error_codes=error_code_counts(database, job_id),
         batches=batch_densities(windows, model, what_if),
+        failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
     )
 
 

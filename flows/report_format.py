@@ -39,6 +39,7 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
     pending = f" + {counts.pending:,} pending" if counts.pending else ""
     rows = [
         ("job", f"{report.job_id} ({report.name}), {report.status}, model {report.model}"),
+        *([("failure", report.failure)] if report.failure else []),
         ("requests", f"{ended}{pending} = {counts.total:,}"),
         (
             "tokens",
@@ -101,7 +102,8 @@ def density_plot(report: JobReport, path: Path) -> None:
     """Draws density over time into `path`; the ending (`.png`, `.svg`) names the format.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, the ending is unknown, or there is nothing to draw.
+        ConfigurationError: matplotlib is not installed, the ending is unknown, there is nothing to draw, or
+            the file cannot be written.
     """
     if path.suffix not in (".png", ".svg"):
         raise ConfigurationError(f"A plot is written as .png or .svg; {path.name} is neither.")
@@ -136,4 +138,9 @@ def density_plot(report: JobReport, path: Path) -> None:
     axes.set_ylabel("compute density (compute s / memory s)")
     axes.set_title(f"Density of the batches, {report.job_id}")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The plot cannot be written to {path} ({error.strerror}); name a file in a folder that is there."
+        ) from None

@@ -134,6 +134,16 @@ def latest_run_id(db: Database, job_id: str) -> str | None:
         return connection.execute(statement.limit(1)).scalar_one_or_none()
 
 
+def latest_run_error(db: Database, job_id: str) -> str | None:
+    """Why the latest run of a job ended; None where it goes on or ended well."""
+    statement = (
+        sa.select(run.c.error_message).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
+    )
+    with db.connect() as connection:
+        message: str | None = connection.execute(statement.limit(1)).scalar_one_or_none()
+    return message
+
+
 def stale_run(the_run: Run) -> StaleRunError:
     """The error for a run that no longer owns its job."""
     return StaleRunError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.output import Json, print_json, print_line, print_table
+from flows.cli.output import Json, print_json, print_line, print_table, tell
 
 if TYPE_CHECKING:
     from storage.results import ResultRow
@@ -50,8 +50,8 @@ def results(
 
     \b
     Examples:
-      blend results 0199f0c2 > answers.jsonl
-      blend results 0199f0c2 --errors --format table
+      blend results job_01m8kzrqrsafg01r9jwt > answers.jsonl
+      blend results job_01m8kzrqrsafg01r9jwt --errors --format table
     """
     import csv
     import json as json_module
@@ -97,10 +97,11 @@ def report(
 
     \b
     Examples:
-      blend report 0199f0c2
-      blend report 0199f0c2 --what-if h100 --plot density.svg
+      blend report job_01m8kzrqrsafg01r9jwt
+      blend report job_01m8kzrqrsafg01r9jwt --what-if h100 --plot density.svg
     """
-    from blend_core.specs import load_device_profile
+    from blend_core.errors import ConfigurationError
+    from blend_core.specs import ModelSpec, load_device_profile
     from flows.cli.services import connected
     from flows.report import build_report
     from flows.report_format import density_plot, report_text
@@ -109,7 +110,11 @@ def report(
     with connected() as wiring:
         job = get_job(wiring.database, job_id)
         device = load_device_profile(what_if)
-        model = wiring.model_spec(job.model)
+        model: ModelSpec | None = None
+        try:
+            model = wiring.model_spec(job.model)
+        except ConfigurationError as error:
+            tell(f"Told without --what-if: {error}")
         built = build_report(wiring.database, wiring.objects, job_id, model, device)
     if plot is not None:
         density_plot(built, plot)
@@ -129,7 +134,7 @@ def cancel(
 
     \b
     Example:
-      blend cancel 0199f0c2
+      blend cancel job_01m8kzrqrsafg01r9jwt
     """
     from flows.cli.services import connected
     from flows.progress import SilentProgress

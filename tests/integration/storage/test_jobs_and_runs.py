@@ -17,7 +17,7 @@ from storage.jobs import (
     set_job_status,
 )
 from storage.results import counts
-from storage.runs import Run, RunStatus, finish_run, heartbeat, set_run_details, start_run
+from storage.runs import Run, RunStatus, finish_run, heartbeat, latest_run_error, set_run_details, start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -135,7 +135,9 @@ def test_a_live_run_keeps_a_second_one_out(
         take_job(job_id)
     assert 0 < int(caught.value.ids["lease_left_s"]) <= 60
     finish_run(db, first, RunStatus.FAILED, error_message="out of memory\0")
+    assert (latest_run_error(db, job_id) or "").startswith("out of memory")
     assert take_job(job_id).fencing_number == first.fencing_number + 1
+    assert latest_run_error(db, job_id) is None
 
 
 def test_a_run_whose_lease_ended_is_taken_over_and_told(db: Database, make_job: Callable[..., str]) -> None:

@@ -1,6 +1,7 @@
 """Density per batch, merged rows, and the what-if on another device."""
 
 import io
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -151,3 +152,14 @@ def test_a_plot_is_drawn_in_the_named_format(tmp_path: Path, suffix: str) -> Non
 def test_a_plot_of_another_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="png"):
         density_plot(report([row(0)]), tmp_path / "density.gif")
+
+
+def test_a_plot_into_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ConfigurationError, match="cannot be written to"):
+        density_plot(report([row(0)]), tmp_path / "gone" / "density.svg")
+
+
+def test_a_failed_job_tells_why() -> None:
+    text = report_text(replace(report([]), failure="The model is not there."))
+    assert "The model is not there." in text
