@@ -8,7 +8,7 @@ import typer
 
 from blend_core.errors import BlendError, ConfigurationError
 from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status, upload
-from flows.cli.output import print_json, tell
+from flows.cli.output import print_json, print_line, tell
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -23,8 +23,19 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print_line(f"blend {version('blendserve')}")
+        raise typer.Exit
+
+
 @app.callback()
 def blend(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error instead of one sentence.")
     ] = False,

@@ -130,8 +130,8 @@ def _running_endpoints(settings: Settings) -> "Endpoints":
     needed = missing & {"postgres", "s3"}
     if state is None or needed:
         raise ServiceError(
-            f"The services of {settings.home} do not run ({', '.join(sorted(needed))}); "
-            "start them with `blend up`."
+            f"The services of {stack.home} do not run ({', '.join(sorted(needed))}); start them with "
+            "`blend up`, or name the state folder of others in BLEND_HOME."
         )
     return _endpoints_of(state, has_prefect="prefect" not in missing)
 

@@ -20,6 +20,7 @@ def up(
 
     Starts only what is missing; a service whose URL is in the environment is the user's own and left alone.
     Brings the tables up to date. Everything goes on running after the command; `blend down` stops it.
+    Submitted jobs run with the settings of this command's environment: after a change run it again.
 
     \b
     Example:
@@ -28,7 +29,8 @@ def up(
     from flows.cli.services import brought_up, local_stack
 
     with brought_up(serve=True) as wiring:
-        services = local_stack(wiring.settings).status()
+        stack = local_stack(wiring.settings)
+        services = stack.status()
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     if json:
         print_json(
@@ -37,6 +39,7 @@ def up(
                     {"name": entry.name, "state": entry.state, "url": entry.url} for entry in services
                 ],
                 "prefect_ui_url": ui_url,
+                "home": str(stack.home),
             }
         )
         return
@@ -44,6 +47,7 @@ def up(
         print_line(f"{entry.name:<10} {entry.state:<10} {entry.url or ''}".rstrip())
     if ui_url is not None:
         print_line(f"Prefect pages: {ui_url}")
+    print_line(f"State folder: {stack.home} (BLEND_HOME; .blend in the current folder if unset)")
 
 
 def down() -> None:
@@ -56,7 +60,16 @@ def down() -> None:
     from flows.cli.services import local_stack
     from flows.settings import load_settings
 
-    local_stack(load_settings()).down(tell)
+    stack = local_stack(load_settings())
+    stopped: list[str] = []
+
+    def progress(line: str) -> None:
+        stopped.append(line)
+        tell(line)
+
+    stack.down(progress)
+    if not stopped:
+        tell(f"Nothing was running in {stack.home}.")
 
 
 def prefect_ui_url(api_url: str | None) -> str | None:

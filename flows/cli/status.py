@@ -7,6 +7,9 @@ import typer
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flows.settings import Settings
     from storage.jobs import Job
     from storage.results import Counts
 
@@ -29,7 +32,7 @@ def status(
     \b
     Examples:
       blend status
-      blend status 0199f0c2 --json
+      blend status job_01m8kzrqrsafg01r9jwt --json
     """
     if job_id is None:
         _status_of_all(json=json)
@@ -44,7 +47,8 @@ def _status_of_all(*, json: bool) -> None:
     from storage.jobs import list_jobs
 
     settings = load_settings()
-    services = local_stack(settings).status()
+    stack = local_stack(settings)
+    services, state = stack.status(), stack.state()
     jobs: list[Job] | None = None
     try:
         with connected(settings) as wiring:
@@ -54,6 +58,14 @@ def _status_of_all(*, json: bool) -> None:
     if json:
         print_json(
             {
+                "home": str(stack.home),
+                "s3": None
+                if state is None
+                else {
+                    "endpoint_url": state.s3_endpoint_url,
+                    "bucket": state.s3_bucket,
+                    "keys": _place_of_keys(settings, stack.home),
+                },
                 "services": [
                     {"name": entry.name, "state": entry.state, "pid": entry.pid, "url": entry.url}
                     for entry in services
@@ -66,6 +78,8 @@ def _status_of_all(*, json: bool) -> None:
         ("service", "state", "pid", "address"),
         [(entry.name, entry.state, _text(entry.pid), entry.url or "") for entry in services],
     )
+    print_line(f"state folder: {stack.home}")
+    print_line(f"S3 keys: {_place_of_keys(settings, stack.home)}; `blend upload` needs none")
     print_line("")
     if jobs is None:
         print_line(reason)
@@ -93,16 +107,22 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     from flows.cli.services import connected
     from storage.jobs import get_job
     from storage.results import counts, job_metrics
+    from storage.runs import latest_run_error
 
     with connected() as wiring:
         job = get_job(wiring.database, job_id)
         tally = counts(wiring.database, job_id)
         metrics = job_metrics(wiring.database, job_id)
+        run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
     if json:
         print_json(
             _job_json(job)
             | _tally_json(tally)
-            | {"tokens_per_s": metrics.tokens_per_s, "prefix_sharing": metrics.prefix_sharing}
+            | {
+                "tokens_per_s": metrics.tokens_per_s,
+                "prefix_sharing": metrics.prefix_sharing,
+                "latest_run_error": run_error,
+            }
         )
         return
     done = tally.total - tally.pending
@@ -116,8 +136,17 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
     if job.error_message:
         print_line(job.error_message)
+    if run_error:
+        print_line(f"Its latest run failed: {run_error}")
+        print_line(f"Continue it with: blend run --job-id {job.job_id}")
     for uri in filter(None, (job.output_uri, job.error_uri)):
         print_line(uri)
+
+
+def _place_of_keys(settings: "Settings", home: "Path") -> str:
+    if settings.object_store.endpoint_url is None:
+        return f"s3_access_key and s3_secret_key in {home / 'stack.json'}"
+    return "BLEND_OBJECT_STORE__ACCESS_KEY and …__SECRET_KEY, else the usual AWS credentials"
 
 
 def _job_json(job: "Job") -> dict[str, Any]:

@@ -130,6 +130,16 @@ def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path
     assert "blend up" in done.stderr
 
 
+def test_a_job_of_an_unknown_model_is_shown_with_its_reason(
+    blend: Blend, wiring: Wiring, make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=1, model="gone"))
+    blend("run", "--job-id", job_id, status=2)
+    for command in ("report", "status"):
+        assert "blend model add gone" in blend(command, job_id).stdout
+    assert "blend model add gone" in json.loads(blend("report", job_id, "--json").stdout)["failure"]
+
+
 def test_an_uploaded_file_runs(blend: Blend, tiny_model: str, tmp_path: Path) -> None:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     line["body"] = {"prompt": "Name a colour.", "max_tokens": 2}  # type: ignore[assignment]

@@ -104,6 +104,26 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path, monkeypatch: pytes
         main(["--debug", "validate", "nowhere.jsonl"])
 
 
+def test_the_version_is_told(blend: Callable[..., Any]) -> None:
+    ran = blend("--version")
+    assert ran.status == 0
+    assert ran.stdout.startswith("blend 0.")
+
+
+def test_stopping_what_does_not_run_says_so(blend: Callable[..., Any], tmp_path: Path) -> None:
+    ran = blend("down")
+    assert ran.status == 0
+    assert f"Nothing was running in {tmp_path / 'home'}" in ran.stderr
+
+
+def test_a_relative_state_folder_is_named_in_full(
+    blend: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BLEND_HOME", "here")
+    assert f"{tmp_path / 'here'} " in blend("results", "job_x").stderr
+    assert json.loads(blend("status", "--json").stdout)["home"] == str(tmp_path / "here")
+
+
 def test_no_model_yet_says_how_to_add_one(blend: Callable[..., Any]) -> None:
     ran = blend("model", "list")
     assert ran.status == 0
