@@ -78,7 +78,8 @@ class BatchJobSpec(_Part):
     model: str = Field("smollm2-135m", description="model by name (`blend model list`)", min_length=1)
     s3: list[str] = Field(
         default_factory=list,
-        description="OpenAI Batch JSONL objects, `s3://bucket/key`, or all under a prefix, `s3://bucket/folder/`",
+        description="OpenAI Batch JSONL objects: an exact `s3://bucket/key`, all of a folder "
+        "`s3://bucket/folder/` (or bucket `s3://bucket/`), or all that begin so, `s3://bucket/day-*`",
     )
     sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
     options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
@@ -90,11 +91,11 @@ class BatchJobSpec(_Part):
     @classmethod
     def _uris(cls, value: list[str]) -> list[str]:
         for uri in value:
-            bucket = uri.removeprefix("s3://").split("/", 1)[0]
-            if not uri.startswith("s3://") or not bucket:
+            bucket, slash, _ = uri.removeprefix("s3://").partition("/")
+            if not uri.startswith("s3://") or not bucket or not slash:
                 raise ValueError(
-                    f"{uri!r} is not an S3 address; write s3://bucket/key or s3://bucket/folder/ "
-                    "(`blend upload` puts a local file there)"
+                    f"{uri!r} is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
+                    "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)"
                 )
         return value
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from storage.uploads import Upload
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 _MAX_DELETE_KEYS = 1_000
+_MAX_NAMED_KEYS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +113,23 @@ class ObjectStore:
                 raise storage_error(error, self.uri("")) from error
 
     def list(self, uri: str) -> list[ObjectEntry]:
-        """The object of that name, else every object whose key begins with it, sorted by URI.
+        """The object of that key; or every object below a folder (`s3://bucket/folder/`, `s3://bucket/`), or
+        whose key begins as a pattern does (`s3://bucket/day-*`), sorted by URI.
 
         Empty objects that only mark a folder are left out. Raises `SourceError` where there is nothing.
         """
         bucket, key = split_uri(uri)
+        if uri == f"s3://{bucket}":
+            raise SourceError(f"{uri} names no object; write {uri}/ for all of the bucket.", uri=uri)
         try:
-            if key and not key.endswith("/"):
+            if key and not key.endswith(("/", "*")):
                 exact = self._head(bucket, key)
-                if exact is not None:
-                    return [exact]
+                if exact is None:
+                    raise self._no_such_object(bucket, key)
+                return [exact]
             entries = [
                 ObjectEntry(f"s3://{bucket}/{found['Key']}", found["Size"], found["ETag"])
-                for found in self._pages(bucket, key)
+                for found in self._pages(bucket, key.removesuffix("*"))
                 if not (found["Key"].endswith("/") and found["Size"] == 0)
             ]
         except CLIENT_ERRORS as error:
@@ -243,6 +249,20 @@ class ObjectStore:
                 return None
             raise
         return ObjectEntry(f"s3://{bucket}/{key}", found["ContentLength"], found["ETag"])
+
+    def _no_such_object(self, bucket: str, key: str) -> SourceError:
+        """The error for a key that is not there, with the keys that begin with it."""
+        uri = f"s3://{bucket}/{key}"
+        begin_so = [found["Key"] for found in islice(self._pages(bucket, key), _MAX_NAMED_KEYS + 1)]
+        if not begin_so:
+            return SourceError(f"There is no object {uri}; correct the URI.", uri=uri)
+        named = ", ".join(begin_so[:_MAX_NAMED_KEYS]) + (", …" if len(begin_so) > _MAX_NAMED_KEYS else "")
+        all_of_them = f"{uri}/" if begin_so[0].startswith(f"{key}/") else f"{uri}*"
+        return SourceError(
+            f"There is no object {uri}, but these keys begin so: {named}; "
+            f"name one, or write {all_of_them} for all.",
+            uri=uri,
+        )
 
     def _pages(self, bucket: str, prefix: str) -> Iterator[dict[str, Any]]:
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)

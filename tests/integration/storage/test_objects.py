@@ -47,11 +47,30 @@ def test_empty_objects_that_mark_a_folder_are_no_sources(moto_options: ObjectSto
     assert [entry.uri for entry in store.list(store.uri("marked/"))] == [store.uri("marked/a")]
 
 
-def test_an_exact_key_wins_over_longer_ones(any_objects: ObjectStore) -> None:
+def test_an_address_is_a_key_a_folder_or_a_pattern(any_objects: ObjectStore) -> None:
     for key in ("day", "day-2", "days/x"):
         any_objects.put(key, b"x")
-    assert [entry.uri for entry in any_objects.list(any_objects.uri("day"))] == [any_objects.uri("day")]
-    assert len(any_objects.list(any_objects.uri("da"))) == 3
+
+    def listed(address: str) -> list[str]:
+        return [entry.uri.removeprefix(any_objects.uri("")) for entry in any_objects.list(address)]
+
+    assert listed(any_objects.uri("day")) == ["day"]
+    assert listed(any_objects.uri("days/")) == ["days/x"]
+    assert listed(any_objects.uri("day*")) == ["day", "day-2", "days/x"]
+    assert listed(any_objects.uri("")) == ["day", "day-2", "days/x"]
+
+
+def test_a_key_that_is_not_there_is_no_prefix(any_objects: ObjectStore) -> None:
+    for key in ("day-1", "day-2", "day-3", "day-4", "folder/x"):
+        any_objects.put(key, b"x")
+    with pytest.raises(
+        SourceError, match=r"begin so: day-1, day-2, day-3, …; name one, or write s3://.*/day\*"
+    ):
+        any_objects.list(any_objects.uri("day"))
+    with pytest.raises(SourceError, match=r"begin so: folder/x; name one, or write s3://.*/folder/ for all"):
+        any_objects.list(any_objects.uri("folder"))
+    with pytest.raises(SourceError, match="for all of the bucket"):
+        any_objects.list(any_objects.uri("").removesuffix("/"))
 
 
 def test_lines_of_plain_and_gzip_objects_are_numbered_from_one(any_objects: ObjectStore) -> None:

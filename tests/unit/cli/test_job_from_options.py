@@ -41,6 +41,12 @@ def test_options_go_over_the_job_file(tmp_path: Path) -> None:
     assert spec.options.seed == 3
 
 
+def test_a_bucket_without_a_slash_is_no_address() -> None:
+    with pytest.raises(ConfigurationError, match="s3://bucket/ for all of a bucket"):
+        _job(None, given(s3=["s3://requests"]))
+    assert _job(None, given(s3=["s3://requests/"])).s3 == ["s3://requests/"]
+
+
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"options\.policy"):
         _job(None, given(s3=["s3://b/k"], policy="best"))
