@@ -13,6 +13,8 @@ from pydantic_core import ErrorDetails
 
 from blend_core.errors import ConfigurationError
 
+MAX_JOB_FILE_BYTES = 1 << 20
+
 
 class Policy(StrEnum):
     """Order and admission of requests."""
@@ -113,10 +115,19 @@ def load_job_file(path: Path) -> BatchJobSpec:
         ConfigurationError: the file cannot be read or a field is wrong; names the field.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            text = file.read(MAX_JOB_FILE_BYTES + 1)
+        if len(text) > MAX_JOB_FILE_BYTES:
+            raise ConfigurationError(
+                f"Job file {path} is larger than {MAX_JOB_FILE_BYTES >> 20} MiB; requests belong into S3."
+            )
+        content = yaml.safe_load(text.decode())
     except FileNotFoundError:
         raise ConfigurationError(f"Job file {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except RecursionError:
+        raise ConfigurationError(f"Job file {path} is nested too deeply; a job has few levels.") from None
+    # A ValueError comes of numbers and dates that there are not.
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigurationError(f"Job file {path} cannot be read as YAML: {_first_line(error)}.") from None
     return parse_job(content, origin=str(path))
 

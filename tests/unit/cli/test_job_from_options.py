@@ -1,13 +1,14 @@
 """The job that `blend run` and `blend submit` build from a file and options."""
 
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from blend_core.errors import ConfigurationError
 from flows.cli.run import _given, _job
-from flows.job_spec import Policy
+from flows.job_spec import Policy, load_job_file
 
 
 def given(**options: object) -> dict[str, object]:
@@ -45,6 +46,24 @@ def test_a_bucket_without_a_slash_is_no_address() -> None:
     with pytest.raises(ConfigurationError, match="s3://bucket/ for all of a bucket"):
         _job(None, given(s3=["s3://requests"]))
     assert _job(None, given(s3=["s3://requests/"])).s3 == ["s3://requests/"]
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("[" * 3_000, "nested too deeply"),
+    ("s3: " + "[" * 100_000, "nested too deeply"),
+    ("s3: " + "{a: " * 3_000, "nested too deeply"),
+    ("# " + "x" * (1 << 20), "larger than 1 MiB"),
+    ("name: 2026-99-99", "cannot be read as YAML"),
+    ("a: [", "cannot be read as YAML"),
+    ("a: \x00", "cannot be read as YAML"),
+])  # fmt: skip
+def test_a_file_that_is_no_job_is_refused_at_once(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    started_s = time.monotonic()
+    with pytest.raises(ConfigurationError, match=reason):
+        load_job_file(file)
+    assert time.monotonic() - started_s < 10
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
