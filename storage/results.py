@@ -115,7 +115,8 @@ class JobMetrics:
         num_batches: windows measured.
         busy_s: seconds in which its runs executed: per run from the first window's start to the last one's
             end.
-        tokens_per_s: prompt and output tokens per busy second; None where nothing ran.
+        tokens_per_s: prompt tokens, cached ones included, and decoded tokens per busy second, as in
+            `run_summary`; None where nothing ran.
         output_tokens_per_s: output tokens per busy second; None where nothing ran.
         prefix_sharing: measured share of prompt tokens served from the cache; None where nothing ran.
         compute_s: seconds of compute at the device's peak.
@@ -225,11 +226,13 @@ def job_metrics(db: Database, job_id: str) -> JobMetrics:
     ).where(result.c.job_id == job_id, result.c.status == "succeeded")
     windows = sa.text(
         "SELECT coalesce(sum(num_batches), 0), coalesce(sum(busy_s), 0), coalesce(sum(compute_s), 0),"
-        " coalesce(sum(memory_s), 0), coalesce(sum(num_preempted), 0) FROM run_summary WHERE job_id = :job_id"
+        " coalesce(sum(memory_s), 0), coalesce(sum(num_preempted), 0),"
+        " coalesce(sum(num_prefill_tokens + num_cached_tokens + num_decode_tokens), 0)"
+        " FROM run_summary WHERE job_id = :job_id"
     )
     with db.connect() as connection:
         prompt, cached, output = map(int, connection.execute(tokens).one())
-        num_batches, busy_s, compute_s, memory_s, preempted = connection.execute(
+        num_batches, busy_s, compute_s, memory_s, preempted, handled = connection.execute(
             windows, {"job_id": job_id}
         ).one()
     return JobMetrics(
@@ -238,7 +241,7 @@ def job_metrics(db: Database, job_id: str) -> JobMetrics:
         num_output_tokens=output,
         num_batches=int(num_batches),
         busy_s=busy_s,
-        tokens_per_s=(prompt + output) / busy_s if busy_s else None,
+        tokens_per_s=int(handled) / busy_s if busy_s else None,
         output_tokens_per_s=output / busy_s if busy_s else None,
         prefix_sharing=cached / prompt if prompt else None,
         compute_s=compute_s,
