@@ -69,7 +69,7 @@ def ingest(
 ) -> None:
     """Measure how fast request files are read.
 
-    Lines of 1 KB are read from the S3 server, parsed and validated; some are tokenised beside it.
+    Lines of 1.3 KB are read from the S3 server, parsed and validated; some are tokenised beside it.
 
     \b
     Example:
