@@ -89,7 +89,7 @@ def read_chunks(
 
 def plain_chunks(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
     """The chunks as they are, or decompressed where the content begins as gzip does (members may follow one
-    another).
+    another, and zero bytes the last one).
 
     Raises:
         SourceError: the compressed content is damaged or cut off.
@@ -112,7 +112,10 @@ def plain_chunks(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
                 yield plain
             chunk = decompressor.unconsumed_tail
             if decompressor.eof:
-                chunk = decompressor.unused_data or next(chunks, b"")
+                chunk = decompressor.unused_data
+                # A tape or a disk block may fill what follows the last member with zeros.
+                while not (chunk := chunk.lstrip(b"\0")) and (more := next(chunks, b"")):
+                    chunk = more
                 if chunk:
                     decompressor = zlib.decompressobj(wbits=31)
             elif not chunk:

@@ -47,6 +47,14 @@ def test_gzip_is_told_by_content_and_members_may_follow_one_another() -> None:
         assert b"".join(plain_chunks(iter(cut(data, size)), "s3://b/k")) == b"a\nb\n" + b"c\n" * 1000
 
 
+def test_zero_bytes_behind_gzip_are_no_damage() -> None:
+    data = gzip.compress(b"a\nb\n") + bytes(30) + gzip.compress(b"c\n") + bytes(500)
+    for size in (1, 7, 64, 10_000):
+        assert b"".join(plain_chunks(iter(cut(data, size)), "s3://b/k")) == b"a\nb\nc\n"
+    with pytest.raises(SourceError, match="damaged gzip"):
+        list(plain_chunks(iter([gzip.compress(b"a") + b"\0rest"]), "s3://b/k"))
+
+
 def test_a_small_gzip_of_much_text_comes_in_bounded_chunks() -> None:
     data = gzip.compress(b"\0" * (20 << 20))
     assert max(map(len, plain_chunks(iter([data]), "s3://b/k"))) <= 1 << 20
