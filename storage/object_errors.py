@@ -67,6 +67,13 @@ def _sentence(error: Exception, uri: str) -> str:
     code = error_code(error)
     if code == "NoSuchBucket":
         return f"The bucket of {uri} does not exist; create it or correct the URI."
+    if code == "InvalidBucketName" or (
+        isinstance(error, ParamValidationError) and "bucket name" in str(error)
+    ):
+        return (
+            f"The bucket of {uri} has a name that S3 does not allow (3 to 63 lower-case letters, digits, "
+            "dots and hyphens); correct the URI, or BLEND_OBJECT_STORE__BUCKET."
+        )
     if is_missing(error):
         return f"There is no object {uri}; correct the URI."
     if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):

@@ -123,6 +123,8 @@ def test_missing_things_are_named(any_objects: ObjectStore) -> None:
         any_objects.list(any_objects.uri("nothing/"))
     with pytest.raises(SourceError, match="bucket of s3://no-such-bucket/x does not exist"):
         any_objects.list("s3://no-such-bucket/x")
+    with pytest.raises(SourceError, match="a name that S3 does not allow"):
+        any_objects.list("s3://no such bucket/x")
     with pytest.raises(SourceError, match="There is no object"):
         list(any_objects.iter_lines(any_objects.uri("nothing"), max_line_bytes=10))
     with pytest.raises(StorageError, match="There is no object"):
