@@ -22,6 +22,7 @@ MAX_RENDERED_CHARS = 8 << 20
 """Longest text that a template may make of one row."""
 
 _MAX_POWER = 1_000
+_FOREIGN_NODES = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z]*\d{5}")
 
 
@@ -176,13 +177,19 @@ class RowTemplate:
 
 def _compile(environment: jinja2.Environment, part: str, source: str) -> jinja2.Template:
     try:
-        return environment.from_string(source)
+        tree = environment.parse(source)
+        foreign = [node for kind in _FOREIGN_NODES for node in tree.find_all(kind)]
+        if foreign:
+            raise jinja2.TemplateSyntaxError(
+                "there are no other templates to include, import or extend; write their text here",
+                min(node.lineno for node in foreign),
+            )
+        return environment.from_string(tree)
     except (jinja2.TemplateError, RecursionError) as error:
         line = getattr(error, "lineno", None)
         place = f" (line {line})" if line else ""
-        raise ConfigurationError(
-            f"The `{part}` template is not valid{place}: {str(error).rstrip('.')}."
-        ) from None
+        reason = str(getattr(error, "message", error)).rstrip(".")
+        raise ConfigurationError(f"The `{part}` template is not valid{place}: {reason}.") from None
 
 
 def _render(template: jinja2.Template, part: str, values: dict[str, Any]) -> str:
