@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job (`blend status`).")]
 TABLE_TEXT_WIDTH = 60
+_FORMULA_BEGINNINGS = ("=", "+", "-", "@", "\t", "\r")
 
 
 class ResultFormat(StrEnum):
@@ -46,7 +47,9 @@ def results(
 ) -> None:
     """Print a job's answers and errors.
 
-    One row per request, in the order of the sources.
+    One row per request, in the order of the sources. With `--format csv` a text that begins with = + - @, a
+    tab or a carriage return gets a leading apostrophe, so that no spreadsheet runs it as a formula; the other
+    formats print it as it is.
 
     \b
     Examples:
@@ -75,7 +78,7 @@ def results(
                 if writer is None:
                     writer = csv.DictWriter(sys.stdout, list(plain), lineterminator="\n")
                     writer.writeheader()
-                writer.writerow(plain)
+                writer.writerow({name: _spreadsheet_cell(value) for name, value in plain.items()})
         else:
             print_table(("line", "custom_id", "status", "tokens", "text"), (_table_row(row) for row in rows))
 
@@ -164,6 +167,11 @@ def _plain(row: "ResultRow") -> dict[str, Any]:
     for name in ("started_at", "finished_at"):
         plain[name] = None if plain[name] is None else plain[name].isoformat()
     return plain
+
+
+def _spreadsheet_cell(value: object) -> object:
+    """A text that a spreadsheet would run as a formula gets a leading apostrophe, as OWASP advises."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA_BEGINNINGS) else value
 
 
 def _table_row(row: "ResultRow") -> tuple[object, ...]:
