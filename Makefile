@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Python 3.11, 3.12 or 3.13 is needed; install one or name it: make setup PYTHON=/path/to/python" >&2; \
 	  exit 1; \
 	fi; \
-	echo "making $(VENV) with `$$python --version`"; \
+	echo "making $(VENV) with `$$python --version`; this takes several minutes, most of them for torch"; \
 	$$python -m venv $(VENV)
 	@echo "installing torch"
 	@set --; \
@@ -41,6 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing the project and what it needs"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
+	@echo "Done. Next: make demo, or . $(BIN)/activate and blend --help (without activating: $(BIN)/blend)"
 
 demo: $(STAMP) ## run a real mixed batch on this machine, from S3 and Postgres to answers in SQL
 	@$(BIN)/blend demo
