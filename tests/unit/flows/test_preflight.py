@@ -1,0 +1,68 @@
+"""What is refused before a job is made."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend_core.errors import ConfigurationError
+from flows.job_spec import BatchJobSpec
+from flows.preflight import check_engine, check_queries
+from flows.settings import EngineSettings, Settings
+from flows.wiring import Endpoints, Wiring
+from tests.tiny_llama import make_tiny_llama
+
+
+def job(query: str = "SELECT id FROM t", prompt: str = "{{ id }}", **fields: Any) -> BatchJobSpec:
+    return BatchJobSpec.model_validate({"sql": [{"query": query, "prompt": prompt, **fields}]})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 1",
+        "\n  select 1",
+        "-- why\n/* how\n */ (SELECT 1)",
+        "WITH t AS (SELECT 1) TABLE t",
+        "VALUES (1)",
+        "TABLE t",
+    ],
+)
+def test_a_statement_that_reads_is_let_through(query: str) -> None:
+    check_queries(job(query), {"platform": ""})
+
+
+@pytest.mark.parametrize(
+    "query", ["DELETE FROM t", "-- SELECT\nDROP TABLE t", "selection", "  ", "EXPLAIN SELECT 1"]
+)
+def test_a_statement_that_does_not_read_is_told_to_be_one_select(query: str) -> None:
+    with pytest.raises(ConfigurationError, match="must be one SELECT"):
+        check_queries(job(query), {"platform": ""})
+
+
+def test_an_unknown_connection_is_told_where_to_be_set() -> None:
+    with pytest.raises(ConfigurationError, match=r"BLEND_SOURCES__SHOP .* environment of `blend up`"):
+        check_queries(job(connection="shop"), {"platform": ""})
+
+
+def test_a_template_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="`prompt` template"):
+        check_queries(job(prompt="{{ id"), {"platform": ""})
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ({"device": "abacus"}, "BLEND_ENGINE__DEVICE 'abacus'"),
+        ({"device": "cuda:77"}, "BLEND_ENGINE__DEVICE is 'cuda:77'"),
+        ({"device_profile": "gone"}, "gone"),
+    ],
+)
+def test_an_engine_that_cannot_be_opened_is_refused(
+    tmp_path: Path, engine: dict[str, str], reason: str
+) -> None:
+    model = make_tiny_llama(tmp_path / "tiny")
+    settings = Settings(home=tmp_path, engine=EngineSettings(**engine))
+    wiring = Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none"))
+    with pytest.raises(ConfigurationError, match=reason):
+        check_engine(wiring, job().model_copy(update={"model": str(model)}))
