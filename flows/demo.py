@@ -30,9 +30,9 @@ class DemoSize:
     The defaults take about two and a half minutes on two CPU cores that other work keeps busy, too.
     """
 
-    num_gsm8k: int = 16
-    gsm8k_max_tokens: int = 96
-    reply_max_tokens: int = 64
+    num_gsm8k: int = 12
+    gsm8k_max_tokens: int = 80
+    reply_max_tokens: int = 48
 
 
 def demo_lines(size: DemoSize, seed: int = 0) -> list[bytes]:
