@@ -20,6 +20,9 @@ from flows.bench.study_tasks import study_model
 NUM_IN_FLIGHT: Final = (1_000, 10_000)
 NUM_STEPS: Final = 2_000
 BLOCK_SIZE: Final = 16
+PREFILL_TOKENS: Final = 2_048
+"""Prompt tokens of a step at most, beside a token of each request in flight."""
+
 WARM_SHARE: Final = 0.9
 """Steps count once so much of the requests meant to be in flight are."""
 
@@ -118,7 +121,9 @@ def measure_policy(name: str, num_in_flight: int, num_steps: int, seed: int) -> 
     # Room for all of them at half their length, so that KV decides for the dual scan and never preempts much.
     mean_tokens = float((requests.num_prompt_tokens + num_output_tokens / 2) @ num_output_tokens)
     num_tokens = num_in_flight * mean_tokens / num_output_tokens.sum()
-    limits = EngineLimits(BLOCK_SIZE, int(1.1 * num_tokens / BLOCK_SIZE), num_in_flight, 2 * num_in_flight)
+    limits = EngineLimits(
+        BLOCK_SIZE, int(1.1 * num_tokens / BLOCK_SIZE), num_in_flight, num_in_flight + PREFILL_TOKENS
+    )
     policy = TimedPolicy(plan, limits, make_policy(name, plan, limits))
     stepper = Stepper(
         requests.seq.tolist(),
