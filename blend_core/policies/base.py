@@ -82,8 +82,11 @@ class EngineView(Protocol):
     def num_decoding(self) -> int:
         """Requests in flight whose prompt is complete: each takes one token of the next step."""
 
-    def cached_tokens(self, seq: int) -> int:
-        """Leading prompt tokens of a waiting request that are in the KV cache now, in whole blocks."""
+    def num_held_blocks(self, seq: int) -> int:
+        """Cached leading blocks of a waiting request that requests in flight refer to.
+
+        They cost no free block. A cached block that nobody refers to is a free one, and taking it uses it up.
+        """
 
     def is_ready(self, seq: int) -> bool:
         """Whether the request's token ids have reached the engine, which is fed a bounded window."""
@@ -98,6 +101,7 @@ class AdmissionPolicy(ABC):
         - a preempted request is offered before any that was never admitted from its side;
         - when nothing runs and the head of a side is ready, `next_request` returns a request: a gate never
           hangs;
+        - when something runs, a request that it names fits the free blocks;
         - the same calls give the same answers: no clock, no randomness outside a seeded generator.
     """
 

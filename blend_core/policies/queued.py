@@ -138,7 +138,4 @@ class QueuedPolicy(AdmissionPolicy):
         if num_needed <= num_blocks:
             return True
         # Asked only when it decides: looking a long prompt up in the cache costs as much as a step of policy.
-        return (
-            num_blocks > 0
-            and num_needed - view.cached_tokens(self._ledger.seq[slot]) // block_size <= num_blocks
-        )
+        return num_blocks > 0 and num_needed - view.num_held_blocks(self._ledger.seq[slot]) <= num_blocks

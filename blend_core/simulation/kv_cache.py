@@ -50,9 +50,10 @@ class KvCache:
         self._held_runs: dict[int, tuple[int, ...]] = {}
         self._num_allocated: dict[int, int] = {}
 
-    def num_cached_tokens(self, row: int, num_tokens: int) -> int:
-        """Leading tokens of a waiting request in the cache, in whole blocks and never all of them."""
-        return self._find(row, num_tokens)[0] * self.block_size
+    def num_held_blocks(self, row: int, num_tokens: int) -> int:
+        """Cached leading blocks of a waiting request that others refer to, never all of its tokens."""
+        num_hits, num_idle_hits, _ = self._find(row, num_tokens)
+        return num_hits - num_idle_hits
 
     def allocate(self, row: int, num_tokens: int) -> int | None:
         """Gives a request blocks for its tokens; returns the cached ones among the tokens, None where it does

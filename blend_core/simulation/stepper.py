@@ -110,10 +110,10 @@ class Stepper:
         """Requests in flight whose prompt is complete."""
         return self._flight.num_decoding
 
-    def cached_tokens(self, seq: int) -> int:
-        """Leading tokens of a waiting request in the cache."""
+    def num_held_blocks(self, seq: int) -> int:
+        """Cached leading blocks of a waiting request that requests in flight refer to."""
         row = self._row_of[seq]
-        return self._cache.num_cached_tokens(row, self._flight.num_prefill_tokens(row))
+        return self._cache.num_held_blocks(row, self._flight.num_prefill_tokens(row))
 
     def is_ready(self, seq: int) -> bool:
         """Always: every prompt is here."""

@@ -72,9 +72,9 @@ class FakeEngine:
     def num_decoding(self):
         return sum(running.is_decoding for running in self._running)
 
-    def cached_tokens(self, seq):
+    def num_held_blocks(self, seq):
         tokens = [*self._requests[seq].prompt_token_ids.tolist(), *self._kept.get(seq, [])]
-        return len(self._hits(tokens)) * self._limits.block_size
+        return sum(block.num_references > 0 for block in self._hits(tokens))
 
     def is_ready(self, seq):
         return seq in self._requests
@@ -189,8 +189,7 @@ class FakeEngine:
         idle = sum(block.num_references == 0 for block in hits)
         num_new = -(-len(running.tokens) // self._limits.block_size) - len(hits)
         if num_new > self.num_free_blocks - idle:
-            if self._running:
-                return False
+            assert not self._running, "a request was named that does not fit"
             policy.finished(seq, len(running.kept))
             failed.append(self._too_large(seq))
             return True

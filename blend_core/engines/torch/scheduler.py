@@ -65,10 +65,13 @@ class Scheduler:
         """See `EngineView`."""
         return sum(sequence.is_decoding for sequence in self._running.values())
 
-    def cached_tokens(self, seq: int) -> int:
+    def num_held_blocks(self, seq: int) -> int:
         """See `EngineView`."""
         sequence = self._waiting.get(seq)
-        return len(self._cached_blocks(sequence)) * self._limits.block_size if sequence else 0
+        if sequence is None:
+            return 0
+        cached = self._cached_blocks(sequence)
+        return len(cached) - self._pool.num_idle(cached)
 
     def is_ready(self, seq: int) -> bool:
         """See `EngineView`."""

@@ -15,11 +15,11 @@ class HandView:
     num_free_blocks: int = 1_000_000
     num_running: int = 0
     num_decoding: int = 0
-    cached: dict = field(default_factory=dict)
+    held: dict = field(default_factory=dict)
     absent: set = field(default_factory=set)
 
-    def cached_tokens(self, seq):
-        return self.cached.get(seq, 0)
+    def num_held_blocks(self, seq):
+        return self.held.get(seq, 0)
 
     def is_ready(self, seq):
         return seq not in self.absent

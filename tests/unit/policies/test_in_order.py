@@ -34,10 +34,10 @@ def test_a_prompt_waits_until_it_fits_95_percent_of_kv(policy, view):
     assert policy.next_request(view) == Admission(7, Side.LEFT)
 
 
-def test_cached_blocks_need_no_room(policy, view):
+def test_blocks_that_others_hold_need_no_room(policy, view):
     view.num_running = 1
     view.num_free_blocks = 15
-    view.cached[7] = 4
+    view.held[7] = 1
     assert policy.next_request(view) == Admission(7, Side.LEFT)
 
 
