@@ -222,6 +222,8 @@ class RequestShards:
                 path = self._folder / f"{index:05}.arrow"
                 self._objects.download(shard_key(self._job_id, index), path)
                 shard = self._cached[index] = Shard(path)
+                # Its space is free when the last reader lets go, even one that is killed.
+                path.unlink()
                 num_bytes = sum(cached.num_bytes for cached in self._cached.values())
                 while num_bytes > self._max_cached_bytes and len(self._cached) > 1:
                     _, oldest = self._cached.popitem(last=False)

@@ -61,9 +61,6 @@ def arrow_bytes(table: pa.Table) -> bytes:
 class Shard:
     """One downloaded shard, memory-mapped: the operating system keeps of it what is being read.
 
-    The file is unlinked once it is mapped: its space is free when the last reader lets go, even one that is
-    killed.
-
     Attributes:
         num_bytes: size of the file.
         seq: `(num_requests,)` ascending.
@@ -74,10 +71,9 @@ class Shard:
     __slots__ = ("_columns", "num_bytes", "offsets", "seq", "tokens")
 
     def __init__(self, path: Path) -> None:
-        """Takes the file over."""
+        """Maps the file; it may be unlinked after that."""
         self.num_bytes = path.stat().st_size
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-        path.unlink()
         self._columns: dict[str, Any] = {name: table.column(name).chunk(0) for name in table.column_names}
         self.seq: npt.NDArray[np.int64] = self._columns["seq"].to_numpy()
         token_ids = self._columns["token_ids"]
