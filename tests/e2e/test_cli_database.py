@@ -32,4 +32,4 @@ def test_without_any_database_it_says_how_to_get_one(tmp_path: Path) -> None:
 
     assert done.returncode == 1
     assert "blend up" in done.stderr
-    assert done.stdout == ""
+    assert json.loads(done.stdout)["error"]["type"] == "ServiceError"

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psycopg
@@ -18,14 +19,16 @@ RUN_MAIN = "from flows.cli import main; main()"
 
 
 @pytest.fixture
-def demo_environment(environment: dict[str, str], tiny_model: str, tmp_path: Path) -> dict[str, str]:
+def demo_environment(
+    environment: dict[str, str], prefect_api_url: str, tiny_model: str, tmp_path: Path
+) -> dict[str, str]:
     """The stack's environment with a state folder of its own: a tiny model under the name of the demo's."""
     home = tmp_path / "home"
     folder = home / "models" / DEMO_MODEL
     shutil.copytree(tiny_model, folder)
     entry = {"name": DEMO_MODEL, "folder": str(folder), "source": "test"}
     folder.with_name(f"{DEMO_MODEL}.json").write_text(json.dumps(entry))
-    return os.environ | environment | {"BLEND_HOME": str(home)}
+    return os.environ | environment | {"BLEND_HOME": str(home), "PREFECT_API_URL": prefect_api_url}
 
 
 def run_demo(environment: dict[str, str], *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -39,7 +42,18 @@ def run_demo(environment: dict[str, str], *arguments: str) -> "subprocess.Comple
     )
 
 
-def test_the_demo_runs_as_a_flow_and_prints_one_object(demo_environment: dict[str, str]) -> None:
+def num_flow_runs(prefect_api_url: str) -> int:
+    request = urllib.request.Request(
+        f"{prefect_api_url}/flow_runs/count", b"{}", {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return int(answer.read())
+
+
+def test_the_demo_runs_as_a_flow_and_prints_one_object(
+    demo_environment: dict[str, str], prefect_api_url: str
+) -> None:
+    before = num_flow_runs(prefect_api_url)
     done = run_demo(demo_environment, "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
@@ -66,6 +80,7 @@ def test_the_demo_runs_as_a_flow_and_prints_one_object(demo_environment: dict[st
     assert 0 < told["prefix_sharing"]["measured"] <= told["prefix_sharing"]["best"] < 1
     assert told["num_batches"] > 0
     assert "without Prefect" not in done.stderr
+    assert num_flow_runs(prefect_api_url) == before + 1
     with psycopg.connect(told["database_url"]) as connection:
         query = "SELECT count(*), count(DISTINCT error_code) FROM request_result WHERE job_id = %s"
         assert connection.execute(query, (told["job_id"],)).fetchone() == (told["total"], 6)
