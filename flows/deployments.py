@@ -27,10 +27,12 @@ from flows.run_batch import run_batch
 from flows.running import create_job
 from flows.settings import NightlySettings, load_settings
 from flows.wiring import Endpoints, Wiring
+from storage.jobs import JobStatus, set_job_status
 
 AD_HOC = "ad-hoc"
 NIGHTLY = "nightly"
 _CONNECTION_TAG = "connection:"
+_NOT_HANDED_OVER = "Prefect did not answer when the job was handed over; submit it again."
 
 _NO_NIGHTLY_JOB = (
     "Not scheduled: set BLEND_NIGHTLY__JOB to a job file (YAML), and BLEND_NIGHTLY__CRON and "
@@ -110,9 +112,14 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec) -> Submitted:
             # Written down first, so that the job shows in `blend status` while it waits for its turn.
             job_id = create_job(wiring, spec)
             parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
-            created = client.create_flow_run_from_deployment(
-                deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
-            )
+            try:
+                created = client.create_flow_run_from_deployment(
+                    deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
+                )
+            except httpx.HTTPError:
+                # Should Prefect have taken it nevertheless, its run finds an ended job and leaves it.
+                set_job_status(wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER)
+                raise
     except ObjectNotFound:
         raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None
     except httpx.HTTPError as error:
