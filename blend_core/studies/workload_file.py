@@ -16,6 +16,9 @@ Ints = npt.NDArray[np.int64]
 
 COLUMNS = ("num_prompt_tokens", "num_output_tokens", "prefix_path", "preset")
 
+MAX_COUNT = 1 << 30
+"""Largest number of tokens of a prompt or an answer."""
+
 
 def read_workload(path: Path) -> Workload:
     """Reads a file with a row per request.
@@ -25,21 +28,23 @@ def read_workload(path: Path) -> Workload:
     beyond its path is its own.
 
     Raises:
-        ConfigurationError: the file cannot be read, lacks a column, or holds counts that cannot be.
+        ConfigurationError: the file cannot be read, lacks a column, or holds what cannot be.
     """
     try:
         table = pq.read_table(path, columns=list(COLUMNS))
     except (OSError, pa.ArrowException) as error:
         raise ConfigurationError(
-            f"{path.name} cannot be read as Parquet with the columns {', '.join(COLUMNS)} "
+            f"{path} cannot be read as Parquet with the columns {', '.join(COLUMNS)} "
             f"({type(error).__name__}); write it with those."
         ) from error
     if len(table) == 0:
         raise ConfigurationError(f"{path.name} has no row; give it a row per request.")
     prompt, output = _counts(path, table, "num_prompt_tokens"), _counts(path, table, "num_output_tokens")
-    preset = np.array([bool(value) for value in table.column("preset").to_pylist()], dtype=np.bool_)
-    requests = _requests(path, table.column("prefix_path").to_pylist(), prompt, output, preset)
-    requests.check_integrity()
+    preset = table.column("preset")
+    if preset.null_count or not pa.types.is_boolean(preset.type):
+        raise ConfigurationError(f"{path.name}: preset has to be true or false in every row.")
+    is_preset = np.asarray(preset, dtype=np.bool_)
+    requests = _requests(path, table.column("prefix_path").to_pylist(), prompt, output, is_preset)
     return Workload(path.stem, requests, output, "real")
 
 
@@ -47,26 +52,35 @@ def _counts(path: Path, table: pa.Table, name: str) -> Ints:
     column = table.column(name)
     if column.null_count or not pa.types.is_integer(column.type):
         raise ConfigurationError(f"{path.name}: {name} has to be whole numbers without gaps.")
-    counts = np.asarray(column, dtype=np.int64)
-    if counts.min() < 1:
-        raise ConfigurationError(f"{path.name}: {name} has to be at least 1 in every row.")
+    # Numbers beyond int64 come out below 0.
+    counts = np.asarray(column).astype(np.int64)
+    if counts.min() < 1 or counts.max() > MAX_COUNT:
+        raise ConfigurationError(f"{path.name}: {name} has to be from 1 to {MAX_COUNT:,} in every row.")
     return counts
 
 
 def _requests(
     path: Path, paths: list[Any], prompt: Ints, output: Ints, preset: npt.NDArray[np.bool_]
 ) -> SegmentRequests:
-    ids: dict[Any, int] = {}
+    # A segment goes by what stands before it, too: prompts share what they begin with and nothing else.
+    ids: dict[tuple[int, Any], int] = {}
+    tokens_of: dict[Any, int] = {}
     segment_ids: list[int] = []
     segment_tokens: list[int] = []
     offsets = [0]
     own: list[int] = []
-    for row, (pairs, num_prompt_tokens) in enumerate(zip(paths, prompt.tolist(), strict=True)):
-        num_own_tokens = num_prompt_tokens
-        for segment, num_tokens in map(_pair, pairs or ()):
-            segment_ids.append(ids.setdefault(segment, len(ids)))
-            segment_tokens.append(int(num_tokens))
-            num_own_tokens -= int(num_tokens)
+    for row, (given, num_prompt_tokens) in enumerate(zip(paths, prompt.tolist(), strict=True)):
+        num_own_tokens, parent = num_prompt_tokens, -1
+        for segment, num_tokens in _pairs(path, row, given):
+            if tokens_of.setdefault(segment, num_tokens) != num_tokens:
+                raise ConfigurationError(
+                    f"{path.name}: a segment of row {row} has {num_tokens} tokens and had "
+                    f"{tokens_of[segment]} before; give one id to one text."
+                )
+            parent = ids.setdefault((parent, segment), len(ids))
+            segment_ids.append(parent)
+            segment_tokens.append(num_tokens)
+            num_own_tokens -= num_tokens
         if num_own_tokens < 0:
             raise ConfigurationError(
                 f"{path.name}: the path of row {row} has more tokens than its prompt; "
@@ -92,6 +106,17 @@ def _requests(
     )
 
 
-def _pair(value: Any) -> tuple[Any, Any]:
-    first, second = value.values() if isinstance(value, dict) else value
-    return first, second
+def _pairs(path: Path, row: int, given: Any) -> list[tuple[str | int, int]]:
+    """Returns the segments of a row's path; no path is one without segments."""
+    pairs: list[tuple[str | int, int]] = []
+    for pair in given if isinstance(given, list) else () if given is None else (None,):
+        values = list(pair.values()) if isinstance(pair, dict) else pair
+        match values:
+            case (str() | int() as segment, int() as num_tokens) if num_tokens >= 1:
+                pairs.append((segment, num_tokens))
+            case _:
+                raise ConfigurationError(
+                    f"{path.name}: the path of row {row} has to be a list of pairs: a segment id (text or a "
+                    "whole number) and its tokens, at least 1."
+                )
+    return pairs

@@ -5,7 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from blend_core.errors import ConfigurationError
+from blend_core.studies.workload import seen_tokens
 from blend_core.studies.workload_file import read_workload
+from flows.bench.simulate import run_simulate_bench
 
 
 def write(path, **columns):
@@ -17,7 +19,7 @@ ROWS = {
     "num_prompt_tokens": [100, 130, 50],
     "num_output_tokens": [5, 900, 7],
     "prefix_path": [[[7, 64]], [[7, 64], [8, 66]], []],
-    "preset": [False, True, None],
+    "preset": [False, True, False],
 }
 
 
@@ -35,6 +37,14 @@ def test_paths_and_what_is_left_of_a_prompt_become_segments(tmp_path):
     assert workload.num_output_tokens.tolist() == [5, 900, 7]
 
 
+def test_a_segment_is_shared_only_behind_the_same_segments(tmp_path):
+    paths = [[[1, 64], [3, 64]], [[2, 64], [3, 64]], [[2, 64], [3, 64]]]
+    columns = ROWS | {"num_prompt_tokens": [140, 140, 140], "prefix_path": paths}
+    requests = read_workload(write(tmp_path / "w.parquet", **columns)).requests
+    assert seen_tokens(requests, 16).tolist() == [0, 0, 128]
+    assert sorted(requests.shared_with_previous(requests.lexical_order(), 16).tolist()) == [0, 0, 128]
+
+
 def test_pairs_may_be_structs(tmp_path):
     pairs = [[{"segment": "a", "tokens": 64}], [{"segment": "a", "tokens": 64}], []]
     workload = read_workload(write(tmp_path / "w.parquet", **ROWS | {"prefix_path": pairs}))
@@ -45,12 +55,22 @@ def test_pairs_may_be_structs(tmp_path):
     ("change", "message"),
     [
         ({"num_prompt_tokens": [63, 130, 50]}, "more tokens than its prompt"),
-        ({"num_output_tokens": [0, 900, 7]}, "at least 1"),
+        ({"num_output_tokens": [0, 900, 7]}, "from 1 to"),
+        ({"num_output_tokens": [1 << 40, 900, 7]}, "from 1 to"),
         ({"num_output_tokens": [None, 900, 7]}, "without gaps"),
         ({"num_output_tokens": [1.5, 900.0, 7.0]}, "whole numbers"),
+        ({"preset": [False, None, True]}, "true or false"),
+        ({"preset": ["false", "true", "false"]}, "true or false"),
+        ({"prefix_path": [[7, 64], [7], []]}, "row 0 has to be a list of pairs"),
+        ({"prefix_path": [[], [[7, 64, 1]], []]}, "row 1 has to be a list of pairs"),
+        ({"prefix_path": [[[7, None]], [], []]}, "list of pairs"),
+        ({"prefix_path": [[[7, 0]], [], []]}, "at least 1"),
+        ({"prefix_path": [[None], [], []]}, "list of pairs"),
+        ({"prefix_path": [7, 8, 9]}, "list of pairs"),
+        ({"prefix_path": [[[7, 64]], [[8, 2], [7, 66]], []]}, "row 1 has 66 tokens and had 64 before"),
     ],
 )
-def test_counts_that_cannot_be_are_refused(tmp_path, change, message):
+def test_what_cannot_be_is_refused(tmp_path, change, message):
     with pytest.raises(ConfigurationError, match=message):
         read_workload(write(tmp_path / "w.parquet", **ROWS | change))
 
@@ -78,3 +98,9 @@ def test_an_empty_file_is_refused(tmp_path):
     pq.write_table(schema.empty_table(), tmp_path / "w.parquet")
     with pytest.raises(ConfigurationError, match="no row"):
         read_workload(tmp_path / "w.parquet")
+
+
+def test_a_request_that_no_device_of_the_studies_can_hold_is_refused(tmp_path):
+    path = write(tmp_path / "w.parquet", **ROWS | {"num_prompt_tokens": [100, 1_000_000, 50]})
+    with pytest.raises(ConfigurationError, match="row 1 needs 1,000,899 tokens of KV"):
+        run_simulate_bench(path, 0, lambda text: None)
