@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 
 from blend_core.errors import BlendError, RunInterruptedError, StorageUnavailableError
-from flows.stopping import StopReason, StopSignal
+from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database, storage_error
 
 POLL_INTERVAL_S = 1.0
@@ -115,11 +115,15 @@ def _watched(session: "_LockSession", stop: StopSignal) -> Iterator[None]:
 
     thread = threading.Thread(target=watch, name="device-lock", daemon=True)
     thread.start()
+    ending: BaseException | None = None
     try:
         yield
+    except BaseException as error:
+        ending = error
+        raise
     finally:
         ended.set()
-        thread.join()
+        thread.join(thread_end_s(ending))
 
 
 class _LockSession:

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,7 @@ from blend_core.errors import (
     StorageUnavailableError,
 )
 from flows.progress import Progress
-from flows.stopping import StopReason, StopSignal
+from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
 from storage.jobs import JobStatus
 from storage.runs import Run, RunStatus, finish_run, heartbeat, start_run
@@ -64,7 +64,7 @@ class RunLease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(thread_end_s(error))
 
     def _keep(self) -> None:
         while not self._ended.wait(HEARTBEAT_INTERVAL_S):
@@ -146,6 +146,22 @@ def held_job(db: Database, run: Run, stop: StopSignal, expires_at: datetime | No
         raise
     except BaseException as error:
         # The message of a foreign error may quote a prompt; its kind is enough here, the log has the rest.
-        finish_run(db, run, RunStatus.FAILED, error_message=f"Unexpected {type(error).__name__}.")
+        message = f"Unexpected {type(error).__name__}."
+        if isinstance(error, Exception):
+            finish_run(db, run, RunStatus.FAILED, error_message=message)
+        else:
+            _finish_in_time(db, run, message, thread_end_s(error))
         raise
     finish_run(db, run, RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED)
+
+
+def _finish_in_time(db: Database, run: Run, message: str, limit_s: float | None) -> None:
+    """Writes off a run whose process is being ended, unless the database is away: the lease ends it then."""
+
+    def finish() -> None:
+        with suppress(StorageError):
+            finish_run(db, run, RunStatus.FAILED, error_message=message)
+
+    thread = threading.Thread(target=finish, name=f"finish-{run.run_id}", daemon=True)
+    thread.start()
+    thread.join(limit_s)

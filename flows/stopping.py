@@ -46,6 +46,15 @@ class StopSignal:
         return self._event.wait(timeout_s)
 
 
+def thread_end_s(error: BaseException | None) -> float | None:
+    """How long a block that ends with `error` waits for its threads: None for as long as they take.
+
+    A process that is being ended (KeyboardInterrupt) waits a moment only: a thread may hang on a database
+    that is away.
+    """
+    return None if error is None or isinstance(error, Exception) else 2.0
+
+
 @contextmanager
 def stopped_by_signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
     """Calls `on_signal` at the first SIGINT or SIGTERM; a second one ends the process the usual way.

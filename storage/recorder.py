@@ -27,6 +27,7 @@ from storage.runs import Run, stale_run
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
+_QUICK_END_S = 2.0
 
 
 class Recorder:
@@ -36,8 +37,9 @@ class Recorder:
     that, so a database that is slow or away slows the engine down and never fills the memory. The first
     answer to a request wins; giving one again changes nothing. A row that the database refuses becomes an
     error row and takes no other with it. While the database is away the thread tries again, for
-    `give_up_after_s` at most. When it has to give up, or another run took over the job, the next call and
-    `close` raise why.
+    `give_up_after_s` at most, and not at all once the process is being ended (KeyboardInterrupt): what is not
+    recorded runs again. When it has to give up, or another run took over the job, the next call and `close`
+    raise why.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Recorder:
         self._give_up_after_s = give_up_after_s
         self._clock = clock
         self._connection: psycopg.Connection | None = None
+        self._is_abandoned = threading.Event()
         self._changed = threading.Condition()
         # All of these are guarded by `_changed`.
         self._results: list[RequestFinished | RequestFailed] = []
@@ -105,7 +108,11 @@ class Recorder:
                 return
             self._is_closing = True
             self._changed.notify_all()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except BaseException:
+            self._is_abandoned.set()
+            raise
         if self._error is not None:
             raise self._error
 
@@ -118,11 +125,22 @@ class Recorder:
         if error is None:
             self.close()
             return
+        if not isinstance(error, Exception):
+            self._abandon()
+            return
         try:
             self.close()
         except BlendError as second:
             # The first error says more; it must not be replaced by what followed from it.
             _log.warning("The recorder ended with: %s", second)
+
+    def _abandon(self) -> None:
+        """Commits what the database takes within moments."""
+        self._is_abandoned.set()
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(_QUICK_END_S)
 
     @property
     def _num_waiting(self) -> int:
@@ -206,14 +224,14 @@ class Recorder:
                 self._disconnect()
                 now = self._clock()
                 away_since = now if away_since is None else away_since
-                if now - away_since >= self._give_up_after_s:
+                if self._is_abandoned.is_set() or now - away_since >= self._give_up_after_s:
                     raise StorageUnavailableError(
                         f"The database did not answer for {now - away_since:.0f} s; start it and run job "
                         f"{self._run.job_id} again: what it lacks runs again.",
                         job_id=self._run.job_id,
                     ) from error
                 _log.warning("Results wait for the database: %s", type(error).__name__)
-                time.sleep(delay_s)
+                self._is_abandoned.wait(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
 
     def _values(self, event: RequestFinished | RequestFailed) -> ResultValues:

@@ -9,6 +9,7 @@ from blend_core.errors import BlendError
 from blend_core.plan import Plan
 from flows.stages.context import JobContext
 from flows.stages.plan import plan_revision
+from flows.stopping import thread_end_s
 from storage.request_shards import RequestShards
 from storage.results import output_lengths, pending_seqs
 
@@ -59,7 +60,7 @@ class Replanner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(thread_end_s(error))
 
     def ended(self, seq: int) -> None:
         """A request of the plan ended, well or not."""
@@ -81,7 +82,9 @@ class Replanner:
 
     def start(self) -> None:
         """Starts planning in a thread of its own. Every result told so far must be committed."""
-        self._thread = threading.Thread(target=self._make_revision, name=f"replan-{self._context.job_id}")
+        self._thread = threading.Thread(
+            target=self._make_revision, name=f"replan-{self._context.job_id}", daemon=True
+        )
         self._thread.start()
 
     def take(self) -> Plan | None:
