@@ -177,7 +177,7 @@ def plan(
     from flows.dry_run.lengths import lengths_by_bounds, lengths_by_mean, lengths_by_record
     from flows.dry_run.plan_report import PlanReport, plan_json, plan_text
     from flows.dry_run.target import own_target, target_of
-    from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of
+    from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of, requests_that_fit
     from flows.settings import load_settings
 
     settings = load_settings()
@@ -195,21 +195,23 @@ def plan(
         if device is None
         else target_of(asked.model, profile, settings.engine.block_size)
     )
-    tree = prefix_tree_of(asked.requests, target)
+    requests = requests_that_fit(asked.requests, target)
+    tree = prefix_tree_of(requests, target)
     rng = np.random.default_rng(0)
     if expected_output_tokens is not None:
-        lengths = lengths_by_mean(asked.requests, expected_output_tokens, rng)
+        lengths = lengths_by_mean(requests, expected_output_tokens, rng)
     elif asked.recorded:
-        lengths = lengths_by_record(asked.requests, tree, asked.recorded, rng)
+        lengths = lengths_by_record(requests, tree, asked.recorded, rng)
     else:
-        lengths = lengths_by_bounds(asked.requests, tree, rng)
+        lengths = lengths_by_bounds(requests, tree, rng)
     workload = Workload(
-        asked.requests,
+        requests,
         tree,
         lengths,
         target,
         overlap=engine is EngineKind.OVERLAP,
         size=QUICK if quick else SimulationSize(),
+        num_too_large=len(asked.requests) - len(requests),
     )
     told = forecast(workload, asked.policy.value, deadline_s, note)
     report = PlanReport(

@@ -100,7 +100,7 @@ def forecast(
     for name in FORECAST_POLICIES:
         on_progress(f"simulating {name}")
         plan = workload.plan(name)
-        entries.append(_entry(plan, workload.simulate(plan)))
+        entries.append(_entry(plan, workload.simulate(plan), workload.num_too_large))
         if name == policy:
             chosen, expected_s = plan, entries[-1].estimated_duration_s
     deadline = None
@@ -115,7 +115,7 @@ def forecast(
     )
 
 
-def _entry(plan: Plan, simulated: Simulated) -> PolicyForecast:
+def _entry(plan: Plan, simulated: Simulated, num_too_large: int) -> PolicyForecast:
     return PolicyForecast(
         policy=plan.policy,
         prefix_sharing=plan.summary.prefix_sharing_planned,
@@ -123,7 +123,7 @@ def _entry(plan: Plan, simulated: Simulated) -> PolicyForecast:
         fraction_of_optimum=plan.summary.optimum_s / simulated.duration_s,
         simulated_sharing=simulated.prefix_sharing,
         num_preempted=simulated.num_preempted,
-        num_refused=simulated.num_refused,
+        num_refused=num_too_large + simulated.num_refused,
         num_simulated=simulated.num_simulated,
     )
 

@@ -65,6 +65,7 @@ class Workload:
         target: model, device and limits.
         overlap: whether the engine runs decode attention beside compute.
         size: how much is simulated.
+        num_too_large: requests that were left out since nothing in `target` can hold them.
     """
 
     requests: RequestArrays
@@ -73,6 +74,7 @@ class Workload:
     target: Target
     overlap: bool
     size: SimulationSize
+    num_too_large: int = 0
 
     def plan(self, policy: str) -> Plan:
         """Returns the plan that a job of that policy would begin with."""
@@ -131,6 +133,22 @@ class Workload:
         if len(plan) > self.size.num_sampled:
             parts = [max(parts, key=lambda part: part.summary.optimum_s)]
         return max((self.simulate(part) for part in parts), key=lambda simulated: simulated.duration_s)
+
+
+def requests_that_fit(requests: RequestArrays, target: Target) -> RequestArrays:
+    """Returns the requests that have room in KV with their shortest answer; the others never run.
+
+    Raises:
+        PlanError: no request fits.
+    """
+    # The last token of an answer is never read.
+    num_kv_tokens = requests.num_prompt_tokens + np.maximum(requests.min_tokens, 1) - 1
+    fits = num_kv_tokens <= target.limits.num_blocks * target.limits.block_size
+    if fits.all():
+        return requests
+    if not fits.any():
+        raise PlanError(f"Every request needs more KV than {target.device.name} has; name a larger device.")
+    return requests.take(np.flatnonzero(fits))
 
 
 def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:

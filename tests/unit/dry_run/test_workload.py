@@ -1,6 +1,7 @@
 """Plans that are simulated as a whole, in a sample, or on several replicas."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from blend_core.request import RequestArrays
 from flows.dry_run.forecast import FORECAST_POLICIES, forecast
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
-from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of
+from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of, requests_that_fit
 
 MakeWorkload = Callable[..., Workload]
 
@@ -107,3 +108,19 @@ def test_nothing_to_plan_points_to_validate(mixed: Callable[..., RequestArrays],
     nothing = mixed(1).take(np.empty(0, dtype=np.int64))
     with pytest.raises(PlanError, match="blend validate"):
         prefix_tree_of(nothing, a100)
+
+
+def test_requests_that_no_kv_holds_are_left_out(mixed: Callable[..., RequestArrays], a100: Target) -> None:
+    requests = mixed(30)
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=20))  # 320 tokens: prompts have 50 or 360
+    fitting = requests_that_fit(requests, tight)
+    assert set(fitting.num_prompt_tokens.tolist()) == {50}
+    assert fitting.seq.tolist() == [number for number in range(30) if number % 3 == 0]
+    assert requests_that_fit(requests, a100) is requests
+    with pytest.raises(PlanError, match="more KV"):
+        requests_that_fit(requests, replace(a100, limits=replace(a100.limits, num_blocks=3)))
+
+
+def test_a_forecast_counts_what_was_left_out_as_refused(workload: MakeWorkload) -> None:
+    told = forecast(replace(workload(12), num_too_large=2), "dfs", None, silent)
+    assert {entry.num_refused for entry in told.policies} == {2}
