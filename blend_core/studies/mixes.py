@@ -108,8 +108,11 @@ def grid_targets() -> list[tuple[str, float, float]]:
     ]
 
 
-def real_mixes(traces: Path) -> list[Mix]:
-    """Mixes of published traces at density 1.0, no length preset."""
+def real_mixes(traces: Path | None) -> list[Mix]:
+    """Mixes of published traces at density 1.0, no length preset.
+
+    Without traces lengths are generated, and the mix with Mooncake's block ids is left out.
+    """
     r1 = resampled(trace_lengths.deepseek_r1(traces))
     azure = resampled(trace_lengths.azure_code(traces))
     mmlu = trace_lengths.mmlu_5shot(traces)
@@ -118,11 +121,12 @@ def real_mixes(traces: Path) -> list[Mix]:
         "mmlu+r1": (few_shot(mmlu, np.array([2])), r1),
         "azure+r1": (azure, r1),
         "sharegpt+gsm8k+r1": (chat, r1),
-        "mooncake+r1": (block_trace(trace_lengths.mooncake_conversation(traces)), r1),
         "lmsys+r1": (resampled(trace_lengths.lmsys(traces)), r1),
         "wildbench+azure": (few_shot(mmlu, trace_lengths.wildbench_outputs(traces)), azure),
     }
-    return [Mix(name, draws, 1.0, None, "real") for name, draws in kinds.items()]
+    if traces is not None:
+        kinds["mooncake+r1"] = (block_trace(trace_lengths.mooncake_conversation(traces)), r1)
+    return [Mix(name, draws, 1.0, None, _data(traces)) for name, draws in kinds.items()]
 
 
 def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
@@ -254,8 +258,8 @@ def _mixture(mix: Mix, setting: Setting, means: Floats) -> Floats:
     mixture = np.linalg.solve(np.array(rows), right)
     if np.any(mixture <= 0):
         raise PlanError(
-            f"No mix of these kinds has density {mix.density} and sharing {mix.prefix_sharing}; "
-            "choose targets between those of the kinds.",
+            f"No numbers of its kinds give {mix.name} density {mix.density} and the sharing asked for; "
+            "choose more hours, or targets between those of the kinds.",
             workload=mix.name,
         )
     return mixture

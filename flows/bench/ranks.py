@@ -51,9 +51,6 @@ class RanksRun:
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
         return {
-            "data": self.data,
-            "hours": self.hours,
-            "seeds": list(self.seeds),
             "workloads": [
                 {"name": name, "speedup": {str(ranks): value for ranks, value in by_ranks.items()}}
                 for name, by_ranks in self.speedup.items()

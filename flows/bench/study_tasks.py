@@ -41,7 +41,6 @@ class StudyRun:
         """Returns what `--json` prints."""
         return {
             "data": self.data,
-            "hours": self.hours,
             "seeds": list(self.seeds),
             "workloads": [workload_json(run) for run in self.workloads],
         }

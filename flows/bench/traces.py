@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from blend_core.errors import ConfigurationError
 from blend_core.studies.mixes import build_workload, real_mixes
 from blend_core.studies.study import WorkloadRun, run_workload
 from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
@@ -19,23 +18,22 @@ class TracesTask:
     mix: int
     seed: int
     hours: float
-    traces: Path
+    traces: Path | None
 
 
 def run_traces_bench(
     traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
 ) -> StudyRun:
-    """Simulates every mix with every seed.
-
-    Raises:
-        ConfigurationError: there is no folder of traces.
-    """
-    if traces is None:
-        raise ConfigurationError("There is no folder of traces; name one with --traces, or set BLEND_TRACES.")
+    """Simulates every mix with every seed."""
     names = [mix.name for mix in real_mixes(traces)]
     tasks = [TracesTask(mix, seed, hours, traces) for seed in seeds for mix in range(len(names))]
     results = run_tasks(run_traces_task, tasks, tell, lambda task: f"{names[task.mix]}, seed {task.seed}")
-    return StudyRun(data="real", hours=hours, seeds=tuple(seeds), workloads=over_seeds(results))
+    return StudyRun(
+        data="generated" if traces is None else "real",
+        hours=hours,
+        seeds=tuple(seeds),
+        workloads=over_seeds(results),
+    )
 
 
 def run_traces_task(task: TracesTask) -> WorkloadRun:

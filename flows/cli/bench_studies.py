@@ -127,7 +127,7 @@ def grid(
     tables = [grid_table(run)] if summary else [grid_table(run), comparison_table(run.workloads)]
     _write(write_docs, "grid", _command("grid", chosen_seeds, chosen_hours), tables, run.data)
     if json:
-        print_json(grid_summary(run) if summary else run.as_json() | {"summary": grid_summary(run)})
+        print_json(grid_summary(run) if summary else run.as_json())
         return
     _print(tables, run.data)
 
@@ -144,7 +144,8 @@ def traces(
 ) -> None:
     """Compare policies on mixes of published traces.
 
-    Six mixes of density 1.0 with hidden lengths; 1 hour and 3 seeds by default.
+    Six mixes of density 1.0 with hidden lengths; 1 hour and 3 seeds by default. Without the traces five, of
+    generated lengths.
 
     \b
     Example:
@@ -230,13 +231,13 @@ def simulate(
 
 
 def _traces(folder: Path | None) -> Path | None:
-    from blend_core.errors import ConfigurationError
     from flows.settings import load_settings
 
-    if folder is not None and not folder.is_dir():
-        raise ConfigurationError(f"{folder} is no folder; name one of traces with --traces.")
     chosen = load_settings().traces if folder is None else folder
-    return chosen if chosen.is_dir() else None
+    if chosen.is_dir():
+        return chosen
+    tell(f"there is no folder {chosen} of traces: lengths are generated from published moments")
+    return None
 
 
 def _sizes(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.mixes import build_workload, paper_mix
+from blend_core.studies.trace_lengths import gsm8k
 from flows.bench.grid import GridTask, grid_summary, run_grid_task
 from flows.bench.paper import PaperRun, PaperTask, run_paper_task
 from flows.bench.policy import costs_json, measure_policy
@@ -41,6 +42,7 @@ def paper_run():
 
 def test_a_study_prints_what_is_promised(paper_run):
     printed = json.loads(json.dumps(paper_run.study.as_json()))
+    assert set(printed) == {"data", "seeds", "workloads"}
     assert (printed["data"], printed["seeds"]) == ("generated", [0])
     assert [workload["set"] for workload in printed["workloads"]] == ["preset", "hidden"]
     for workload in printed["workloads"]:
@@ -159,3 +161,22 @@ def test_a_workload_of_ones_own_is_simulated(tmp_path, make_workload):
     assert set(printed) == WORKLOAD_KEYS
     assert printed["name"] == "tonight"
     assert printed["num_requests"] == 85
+
+
+def test_without_a_folder_of_traces_lengths_are_generated_and_it_says_so(tmp_path):
+    result = CliRunner().invoke(
+        app,
+        ["bench", "traces", "--hours", "0.05", "--seeds", "1", "--traces", str(tmp_path / "none"), "--json"],
+    )
+    assert result.exit_code == 0
+    assert "lengths are generated" in result.stderr
+    printed = json.loads(result.stdout)
+    assert printed["data"] == "generated"
+    assert len(printed["workloads"]) == 5
+
+
+def test_a_folder_that_lacks_a_trace_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"no azure_llm_2023\.parquet"):
+        paper_mix(tmp_path, "trace-1", 1.4, 0.35)
+    with pytest.raises(ConfigurationError, match=r"gsm8k_cot_lengths\.csv\.gz"):
+        gsm8k(tmp_path)
