@@ -11,18 +11,11 @@ import psycopg
 
 from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import BlendError, StorageError, StorageUnavailableError
-from storage.copying import copy_rows, store_all
 from storage.database import Database
 from storage.objects import ObjectStore
-from storage.result_rows import (
-    RESULT_COLUMNS,
-    WINDOW_COLUMNS,
-    GivenWindow,
-    ResultValues,
-    failed_values,
-    finished_values,
-)
-from storage.runs import Run, stale_run
+from storage.result_rows import GivenWindow, ResultValues, failed_values, finished_values
+from storage.run_rows import commit_rows
+from storage.runs import Run
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S = 0.1
@@ -218,7 +211,7 @@ class Recorder:
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                self._commit([self._values(event) for event in results], windows)
+                commit_rows(self._connect(), self._run, [self._values(event) for event in results], windows)
                 return
             except (StorageUnavailableError, psycopg.OperationalError, psycopg.InterfaceError) as error:
                 self._disconnect()
@@ -238,70 +231,6 @@ class Recorder:
         if isinstance(event, RequestFailed):
             return failed_values(event)
         return finished_values(event, self._objects, self._run)
-
-    def _commit(self, results: list[ResultValues], windows: Sequence[GivenWindow]) -> None:
-        run, connection = self._run, self._connect()
-        counts = {"succeeded": 0, "errored": 0}
-
-        def store_results(part: Sequence[ResultValues]) -> None:
-            copy_rows(connection, "result", RESULT_COLUMNS, (values.row(run) for values in part))
-            for values in part:
-                counts[values.status] += 1
-
-        def refuse_result(values: ResultValues, error: Exception) -> None:
-            store_results([values.refused(error, time.time())])
-
-        def store_windows(part: Sequence[GivenWindow]) -> None:
-            copy_rows(connection, "batch_metric", WINDOW_COLUMNS, (given.row(run) for given in part))
-
-        def refuse_window(given: GivenWindow, error: Exception) -> None:
-            _log.warning("A window of run %s cannot be stored: %s", run.run_id, type(error).__name__)
-
-        with connection.transaction():
-            # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays
-            # new.
-            owns_job = connection.execute(
-                "SELECT FROM batch_job WHERE job_id = %s AND current_run_id = %s AND fencing_number = %s"
-                " AND finished_at IS NULL FOR UPDATE",
-                (run.job_id, run.run_id, run.fencing_number),
-            ).fetchone()
-            if owns_job is None:
-                raise stale_run(run)
-            store_all(connection, self._new_results(connection, results), store_results, refuse_result)
-            store_all(connection, self._new_windows(connection, windows), store_windows, refuse_window)
-            connection.execute(
-                "UPDATE batch_job SET num_succeeded = num_succeeded + %(succeeded)s,"
-                " num_errored = num_errored + %(errored)s WHERE job_id = %(job_id)s",
-                {**counts, "job_id": run.job_id},
-            )
-
-    def _new_results(
-        self, connection: psycopg.Connection, results: Sequence[ResultValues]
-    ) -> list[ResultValues]:
-        """Those without a result in the database, the first of each request."""
-        first = {values.seq: values for values in reversed(results)}
-        known = connection.execute(
-            "SELECT seq FROM result WHERE job_id = %s AND seq = ANY(%s)", (self._run.job_id, list(first))
-        )
-        for (seq,) in known.fetchall():
-            del first[seq]
-        return list(first.values())
-
-    def _new_windows(
-        self, connection: psycopg.Connection, windows: Sequence[GivenWindow]
-    ) -> list[GivenWindow]:
-        """Those that an earlier try, whose commit was never confirmed, has not stored."""
-        if not windows:
-            return []
-        first = {(given.rank, given.window.batch_index): given for given in reversed(windows)}
-        known = connection.execute(
-            "SELECT rank, batch_index FROM batch_metric WHERE job_id = %s AND run_id = %s"
-            " AND batch_index >= %s",
-            (self._run.job_id, self._run.run_id, min(index for _, index in first)),
-        )
-        for key in known.fetchall():
-            first.pop(key, None)
-        return list(first.values())
 
     def _connect(self) -> psycopg.Connection:
         if self._connection is None:
