@@ -133,6 +133,7 @@ def wildbench_outputs(folder: Path | None) -> Ints:
 def mooncake_conversation(folder: Path) -> BlockTrace:
     """Mooncake's conversation trace with its own ids of 512-token blocks (mean prompt 12,035 tokens)."""
     table = _table(folder, "mooncake_conversation.parquet")
+    # Only the stubs have a type argument here; there is none to give at run time.
     blocks = cast(pa.ListArray, table.column("hash_ids").combine_chunks())  # type: ignore[type-arg]
     return BlockTrace(
         lengths=_columns(table.column("input_tokens"), table.column("output_tokens")),

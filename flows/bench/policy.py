@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from blend_core.errors import PlanError
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import Admission, AdmissionPolicy, EngineLimits, EngineView, Side
@@ -145,7 +146,7 @@ def measure_policy(name: str, num_in_flight: int, num_steps: int, seed: int) -> 
         if stepper.num_running >= WARM_SHARE * num_in_flight:
             spent_s.append(policy.spent_s)
     if not spent_s:
-        raise SystemExit(f"{name} never had {num_in_flight} requests in flight")
+        raise PlanError(f"{name} never had {num_in_flight:,} requests in flight; measure over more steps.")
     return StepCosts(float(np.mean(spent_s)), float(np.percentile(spent_s, 99)), max(spent_s))
 
 
