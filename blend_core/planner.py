@@ -9,7 +9,13 @@ import numpy.typing as npt
 
 from blend_core.errors import ConfigurationError, PlanError
 from blend_core.output_length import OutputLengths, choose_samples, estimate_output_lengths
-from blend_core.performance import compute_density, compute_s, memory_s, practical_optimum_s
+from blend_core.performance import (
+    MAX_NUM_BATCHED_TOKENS,
+    compute_density,
+    compute_s,
+    memory_s,
+    practical_optimum_s,
+)
 from blend_core.plan import Plan, PlanSummary, frozen
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
 from blend_core.prompt_set import PromptSet
@@ -30,6 +36,7 @@ class PlanConfig:
         seed: of the random order and of the choice of samples.
         sample_fraction: share of the requests of hidden length that run first; 0 for none.
         sharing_kept: share of the achievable prefix sharing that the order keeps, 0 to 1.
+        max_num_batched_tokens: tokens of one step at most, for the optimum in the summary.
     """
 
     policy: str
@@ -37,6 +44,7 @@ class PlanConfig:
     seed: int = 0
     sample_fraction: float = 0.01
     sharing_kept: float = 0.99
+    max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
 
     def __post_init__(self) -> None:
         if self.policy not in PLANNED_POLICIES:
@@ -122,7 +130,7 @@ def plan_tree(
     return Plan(
         revision=revision,
         policy=config.policy,
-        summary=_summary(tree, lengths, model, device, shared),
+        summary=_summary(tree, lengths, model, device, shared, config.max_num_batched_tokens),
         seq=frozen(requests.seq[order]),
         num_prompt_tokens=frozen(prompt.astype(np.int32)),
         num_shared_tokens=frozen(shared.astype(np.int32)),
@@ -162,6 +170,7 @@ def _summary(
     model: ModelSpec,
     device: DeviceProfile,
     shared: npt.NDArray[np.int64],
+    max_num_batched_tokens: int,
 ) -> PlanSummary:
     """Sums up in depth-first order, so that plans for every policy quote the same figures."""
     prompt = tree.num_prompt_tokens
@@ -181,5 +190,7 @@ def _summary(
         density=float(compute_density(compute, memory)),
         prefix_sharing_best=tree.total_shared_tokens / num_prompt_tokens,
         prefix_sharing_planned=int(shared.sum()) / num_prompt_tokens,
-        optimum_s=practical_optimum_s(model, device, prompt, tree.num_shared_tokens, mean, second_moment),
+        optimum_s=practical_optimum_s(
+            model, device, prompt, tree.num_shared_tokens, mean, second_moment, max_num_batched_tokens
+        ),
     )

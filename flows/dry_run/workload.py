@@ -78,7 +78,8 @@ class Workload:
 
     def plan(self, policy: str) -> Plan:
         """Returns the plan that a job of that policy would begin with."""
-        config = PlanConfig(policy=policy, block_size=self.target.limits.block_size)
+        limits = self.target.limits
+        config = PlanConfig(policy, limits.block_size, max_num_batched_tokens=limits.max_num_batched_tokens)
         if self.lengths.basis is LengthBasis.RECORDED:
             # With records of earlier answers there is nothing left to sample.
             config = replace(config, sample_fraction=0.0)

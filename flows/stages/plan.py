@@ -77,7 +77,10 @@ def plan_revision(
         model,
         device,
         PlanConfig(
-            policy=options.policy.value, block_size=wiring.settings.engine.block_size, seed=options.seed
+            policy=options.policy.value,
+            block_size=wiring.settings.engine.block_size,
+            seed=options.seed,
+            max_num_batched_tokens=wiring.settings.engine.max_num_batched_tokens,
         ),
         samples,
         revision,

@@ -102,6 +102,17 @@ def test_summary_sums_up_with_every_segment_once(
         assert (other.compute_s, other.optimum_s) == (summary.compute_s, summary.optimum_s)
 
 
+def test_the_optimum_is_that_of_the_engine_s_largest_step(
+    make_requests: MakeRequests, llama_8b: ModelSpec, a100: DeviceProfile
+) -> None:
+    requests = make_requests([[i, 5, i] * 400 for i in range(40)], max_tokens=[2] * 40)
+    small, large = (
+        plan_of(requests, llama_8b, a100, "dfs", max_num_batched_tokens=tokens).summary.optimum_s
+        for tokens in (512, 8192)
+    )
+    assert large < small
+
+
 def test_hidden_lengths_make_a_few_requests_lead(
     make_requests: MakeRequests, llama_8b: ModelSpec, a100: DeviceProfile
 ) -> None:
