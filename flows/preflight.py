@@ -53,6 +53,7 @@ def _check_device(name: str) -> None:
         if device.type != "cuda":
             torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
+        # What torch raises for a name, a build or a backend that lacks the device.
         raise ConfigurationError(
             f"BLEND_ENGINE__DEVICE {name!r} is no device of this machine; give cpu, cuda or cuda:1."
         ) from None

@@ -5,13 +5,13 @@ admits them only as its `AdmissionPolicy` says, and streams results as they fini
 the epoch (`started_at`, `finished_at`) or durations (`_s`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from blend_core.errors import RequestErrorCode
 from blend_core.plan import Plan
-from blend_core.policies.base import AdmissionPolicy, EngineLimits
+from blend_core.policies.base import EngineLimits
 from blend_core.request import Request
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -158,9 +158,6 @@ class RequestSource(Protocol):
 
     def withdrawn(self) -> Sequence[int]:
         """Seqs cancelled or expired since the last call; the engine drops them without an event."""
-
-
-PolicyFactory = Callable[[Plan, EngineLimits], AdmissionPolicy]
 
 
 class Engine(Protocol):
