@@ -6,8 +6,11 @@ its share of the work: a piece from the left and a piece from the right. Each cu
 at most, and moves to where less sharing is lost, though never by more than `CUT_SLACK` of a shard's work. So
 a prefix group stays together unless it is larger than a shard, when it would make one rank late.
 
-Shards are dealt out in turn, there and back again. The first ones hold the longest answers: a rank that got
-them all would end last, in simulation by up to half of its time, though its work is the same.
+Shards are dealt out in rounds of one for each rank. The first ones hold the longest answers: a rank that got
+them all would end last, in simulation by up to half of its time, though its work is the same. They differ
+most as well, since one long answer can be a third of a shard's KV reading. So in each round a rank gets the
+shard that best makes up for what it has too much or too little of, compute and memory apart; the small
+requests of the last rounds then even out what is left. Whoever leases shards on demand takes them by `index`.
 """
 
 from dataclasses import dataclass, replace
@@ -70,25 +73,40 @@ def partition(plan: Plan, num_ranks: int, shards_per_rank: int) -> list[Shard]:
     middle = rights.min(initial=len(plan))
     lefts = np.concatenate(([0], lefts, [middle]))
     rights = np.concatenate(([len(plan)], rights, [middle]))
-    return [
-        Shard(
-            rank=_dealt(index, num_ranks),
-            index=index,
-            positions=np.concatenate(
-                (
-                    np.arange(lefts[index], lefts[index + 1]),
-                    np.arange(rights[index + 1], rights[index]),
-                )
-            ),
+    pieces = [
+        np.concatenate(
+            (np.arange(lefts[index], lefts[index + 1]), np.arange(rights[index + 1], rights[index]))
         )
         for index in range(num_shards)
     ]
+    ranks = _dealt(plan, pieces, num_ranks)
+    return [Shard(rank, index, piece) for index, (rank, piece) in enumerate(zip(ranks, pieces, strict=True))]
 
 
-def _dealt(index: int, num_ranks: int) -> int:
-    """Returns the rank of a shard: there and back, so that no rank is ahead of another in every round."""
-    turn, place = divmod(index, num_ranks)
-    return place if turn % 2 == 0 else num_ranks - 1 - place
+def _dealt(plan: Plan, pieces: list[Ints], num_ranks: int) -> list[int]:
+    """Returns the rank of each piece: in every round the most uneven piece first, each to where it evens most.
+
+    What a rank has and what a piece holds is measured by its distance from an equal share of the plan's
+    compute and of its memory. The sum of squares of the ranks' distances then falls most where the two
+    distances point away from one another.
+    """
+    work = np.stack((plan.compute_s, plan.memory_s))
+    total = work.sum(axis=1, keepdims=True)
+    shares = np.divide(work, total, out=np.zeros_like(work), where=total > 0)
+    held = np.array([shares[:, piece].sum(axis=1) for piece in pieces])
+    excess = held - held.mean(axis=0)
+    unevenness = np.square(excess).sum(axis=1)
+    rank_excess = np.zeros((num_ranks, 2))
+    ranks = [0] * len(pieces)
+    for start in range(0, len(pieces), num_ranks):
+        is_served = np.zeros(num_ranks, dtype=np.bool_)
+        by_unevenness = start + np.argsort(-unevenness[start : start + num_ranks], kind="stable")
+        for index in by_unevenness.tolist():
+            rank = int(np.argmin(np.where(is_served, np.inf, rank_excess @ excess[index])))
+            is_served[rank] = True
+            rank_excess[rank] += excess[index]
+            ranks[index] = rank
+    return ranks
 
 
 def rank_positions(shards: list[Shard], rank: int) -> Ints:
@@ -98,7 +116,13 @@ def rank_positions(shards: list[Shard], rank: int) -> Ints:
     )
 
 
-def sub_plan(plan: Plan, positions: Ints, model: ModelSpec, device: DeviceProfile) -> Plan:
+def sub_plan(
+    plan: Plan,
+    positions: Ints,
+    model: ModelSpec,
+    device: DeviceProfile,
+    max_num_batched_tokens: int,
+) -> Plan:
     """Returns the plan of some of a plan's requests, in the order of the plan. Does not mutate.
 
     What a request shares with one that is not in front of it any more is counted as lost, which is what a
@@ -110,6 +134,7 @@ def sub_plan(plan: Plan, positions: Ints, model: ModelSpec, device: DeviceProfil
         positions: places in it, rising.
         model: the model that the plan was made for.
         device: the device that the plan was made for.
+        max_num_batched_tokens: tokens of one step at most, as the plan was made with.
 
     Raises:
         PlanError: no position is named.
@@ -136,7 +161,9 @@ def sub_plan(plan: Plan, positions: Ints, model: ModelSpec, device: DeviceProfil
             density=float(compute_density(compute.sum(), spread_memory_s)),
             prefix_sharing_best=sharing,
             prefix_sharing_planned=sharing,
-            optimum_s=practical_optimum_s(model, device, prompt, shared, mean, second_moment),
+            optimum_s=practical_optimum_s(
+                model, device, prompt, shared, mean, second_moment, max_num_batched_tokens
+            ),
             estimated_duration_s=None,
         ),
         seq=frozen(plan.seq[positions]),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.simulator import simulate
@@ -114,7 +115,7 @@ class _RanksStudy:
         if len(positions) == 0:
             return 0.0
         model, device = study_model()
-        part = sub_plan(plan, positions, model, device)
+        part = sub_plan(plan, positions, model, device, MAX_NUM_BATCHED_TOKENS)
         rows = np.sort(part.seq)
         return simulate(
             self._workload.requests.take(rows),

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.partition import partition, rank_positions, sub_plan
@@ -98,7 +99,7 @@ class Workload:
         part, scale = plan, 1.0
         if num_requests > self.size.max_num_requests:
             places = sample_positions(plan, self.size.num_sampled)
-            part = sub_plan(plan, places, target.model, target.device)
+            part = self._part(plan, places)
             scale = _work_s(plan) / _work_s(part)
         rows = np.sort(np.searchsorted(self.requests.seq, part.seq))
         result = simulate(
@@ -127,13 +128,17 @@ class Workload:
         """
         shards = partition(plan, num_replicas, SHARDS_PER_RANK)
         parts = [
-            sub_plan(plan, positions, self.target.model, self.target.device)
+            self._part(plan, positions)
             for rank in range(num_replicas)
             if len(positions := rank_positions(shards, rank))
         ]
         if len(plan) > self.size.num_sampled:
             parts = [max(parts, key=lambda part: part.summary.optimum_s)]
         return max((self.simulate(part) for part in parts), key=lambda simulated: simulated.duration_s)
+
+    def _part(self, plan: Plan, positions: npt.NDArray[np.int64]) -> Plan:
+        target = self.target
+        return sub_plan(plan, positions, target.model, target.device, target.limits.max_num_batched_tokens)
 
 
 def requests_that_fit(requests: RequestArrays, target: Target) -> RequestArrays:
