@@ -14,6 +14,7 @@ requests of the last rounds then even out what is left. Whoever leases shards on
 """
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import numba
@@ -30,6 +31,9 @@ Floats = npt.NDArray[np.float64]
 
 CUT_SLACK: Final = 0.01
 """Share of a shard's work by which a cut may move to keep a prefix group together."""
+
+NUM_DEALS: Final = 4
+"""Times that every round is dealt; the second one brings most of what the first one leaves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,11 +88,11 @@ def partition(plan: Plan, num_ranks: int, shards_per_rank: int) -> list[Shard]:
 
 
 def _dealt(plan: Plan, pieces: list[Ints], num_ranks: int) -> list[int]:
-    """Returns the rank of each piece: in every round the most uneven piece first, each to where it evens most.
+    """Returns the rank of each piece: in each round the most uneven one first, each to where it evens most.
 
     What a rank has and what a piece holds is measured by its distance from an equal share of the plan's
     compute and of its memory. The sum of squares of the ranks' distances then falls most where the two
-    distances point away from one another.
+    distances point away from one another. Rounds are dealt again, each beside what all the others gave.
     """
     work = np.stack((plan.compute_s, plan.memory_s))
     total = work.sum(axis=1, keepdims=True)
@@ -97,16 +101,19 @@ def _dealt(plan: Plan, pieces: list[Ints], num_ranks: int) -> list[int]:
     excess = held - held.mean(axis=0)
     unevenness = np.square(excess).sum(axis=1)
     rank_excess = np.zeros((num_ranks, 2))
-    ranks = [0] * len(pieces)
-    for start in range(0, len(pieces), num_ranks):
+    ranks = np.zeros(len(pieces), dtype=np.int64)
+    for num_passes, start in product(range(NUM_DEALS), range(0, len(pieces), num_ranks)):
+        dealt = slice(start, start + num_ranks)
+        if num_passes > 0:
+            rank_excess[ranks[dealt]] -= excess[dealt]
         is_served = np.zeros(num_ranks, dtype=np.bool_)
-        by_unevenness = start + np.argsort(-unevenness[start : start + num_ranks], kind="stable")
-        for index in by_unevenness.tolist():
+        for index in (start + np.argsort(-unevenness[dealt], kind="stable")).tolist():
             rank = int(np.argmin(np.where(is_served, np.inf, rank_excess @ excess[index])))
             is_served[rank] = True
             rank_excess[rank] += excess[index]
             ranks[index] = rank
-    return ranks
+    dealt_to: list[int] = ranks.tolist()
+    return dealt_to
 
 
 def rank_positions(shards: list[Shard], rank: int) -> Ints:

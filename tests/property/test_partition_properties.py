@@ -91,17 +91,18 @@ def test_ranks_of_a_paper_trace_get_the_same_time_and_density_and_keep_their_sha
 
 
 @pytest.mark.parametrize("density", [1.4, 0.9])
-def test_ranks_are_even_in_compute_and_memory_though_single_answers_are_a_third_of_a_shard(
-    density: float,
-) -> None:
-    setting = Setting(MODEL, DEVICE, block_size=16, hours=5.0)
-    requests = build_workload(paper_mix(None, "few-long", density, 0.05), setting, 0).requests
-    plan = build_plan(requests, MODEL, DEVICE, PlanConfig("dual_scan", 16))
-    shards = partition(plan, num_ranks=4, shards_per_rank=16)
+def test_ranks_are_even_in_compute_and_memory_though_one_answer_is_a_third_of_a_shard(density: float) -> None:
+    setting = Setting(MODEL, DEVICE, block_size=16, hours=2.0)
+    workload = build_workload(paper_mix(None, "few-long", density, 0.05), setting, 0)
+    config = PlanConfig("dual_scan", 16)
+    first = build_plan(workload.requests, MODEL, DEVICE, config)
+    samples = {seq: int(workload.num_output_tokens[seq]) for seq in first.seq[first.lead].tolist()}
+    plan = build_plan(workload.requests, MODEL, DEVICE, config, samples, 1)
+    shards = partition(plan, num_ranks=4, shards_per_rank=8)
     assert plan.memory_s.max() > 0.3 * plan.memory_s.sum() / len(shards)
     for work_s in (plan.compute_s, plan.memory_s):
         of_ranks = [work_s[rank_positions(shards, rank)].sum() for rank in range(4)]
-        assert max(of_ranks) < 1.01 * min(of_ranks)
+        assert max(of_ranks) < 1.02 * min(of_ranks)
 
 
 def test_the_part_of_all_requests_is_the_plan() -> None:
