@@ -67,7 +67,8 @@ class Forecast:
 
     Attributes:
         policy: the job's.
-        summary: of the plan for that policy; what does not depend on the order holds for every policy.
+        summary: of the plan for that policy; what does not depend on the order holds for every policy. Its
+            optimum is that of the answers that KV holds, at the lengths that the simulation finds.
         policies: one entry per policy, in the order of `FORECAST_POLICIES`.
         density_bins: requests by their compute density.
         deadline: None where none was asked for.
@@ -97,10 +98,11 @@ def forecast(
         on_progress: told what is simulated next.
     """
     entries = []
+    optimum_s = workload.optimum_s()
     for name in FORECAST_POLICIES:
         on_progress(f"simulating {name}")
         plan = workload.plan(name)
-        entries.append(_entry(plan, workload.simulate(plan), workload.num_too_large))
+        entries.append(_entry(plan, workload.simulate(plan), optimum_s, workload.num_too_large))
         if name == policy:
             chosen, expected_s = plan, entries[-1].estimated_duration_s
     deadline = None
@@ -108,19 +110,19 @@ def forecast(
         deadline = _deadline(workload, chosen, expected_s, deadline_s, on_progress)
     return Forecast(
         policy=policy,
-        summary=replace(chosen.summary, estimated_duration_s=expected_s),
+        summary=replace(chosen.summary, estimated_duration_s=expected_s, optimum_s=optimum_s),
         policies=tuple(entries),
         density_bins=density_bins(chosen, workload.target),
         deadline=deadline,
     )
 
 
-def _entry(plan: Plan, simulated: Simulated, num_too_large: int) -> PolicyForecast:
+def _entry(plan: Plan, simulated: Simulated, optimum_s: float, num_too_large: int) -> PolicyForecast:
     return PolicyForecast(
         policy=plan.policy,
         prefix_sharing=plan.summary.prefix_sharing_planned,
         estimated_duration_s=simulated.duration_s,
-        fraction_of_optimum=plan.summary.optimum_s / simulated.duration_s,
+        fraction_of_optimum=optimum_s / simulated.duration_s,
         simulated_sharing=simulated.prefix_sharing,
         num_preempted=simulated.num_preempted,
         num_refused=num_too_large + simulated.num_refused,

@@ -7,9 +7,10 @@ import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.performance import practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, plan_tree
-from blend_core.prefix_tree import PrefixTree, build_prefix_tree
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
@@ -93,6 +94,23 @@ class Workload:
             lengths=self.lengths.estimates,
         )
 
+    def optimum_s(self) -> float:
+        """Returns the practical optimum of the answers that KV holds, at the lengths that a simulation finds.
+
+        A simulation starts the others and gives them up when they outgrow KV. What it takes until then is in
+        its duration; in the optimum they are not.
+        """
+        fits = _fits(self.requests, self.lengths.actual, self.target)
+        tree = self.tree if fits.all() else without_leaves(self.tree, self.requests, ~fits)
+        return practical_optimum_s(
+            self.target.model,
+            self.target.device,
+            tree.num_prompt_tokens,
+            tree.num_shared_tokens,
+            self.lengths.actual[tree.leaf_row],
+            max_num_batched_tokens=self.target.limits.max_num_batched_tokens,
+        )
+
     def simulate(self, plan: Plan) -> Simulated:
         """Simulates a plan of these requests, or of some of them; of a large one a sample, scaled by work."""
         target, num_requests = self.target, len(plan)
@@ -147,14 +165,22 @@ def requests_that_fit(requests: RequestArrays, target: Target) -> RequestArrays:
     Raises:
         PlanError: no request fits.
     """
-    # The last token of an answer is never read.
-    num_kv_tokens = requests.num_prompt_tokens + np.maximum(requests.min_tokens, 1) - 1
-    fits = num_kv_tokens <= target.limits.num_blocks * target.limits.block_size
+    fits = _fits(requests, np.maximum(requests.min_tokens, 1), target)
     if fits.all():
         return requests
     if not fits.any():
         raise PlanError(f"Every request needs more KV than {target.device.name} has; name a larger device.")
     return requests.take(np.flatnonzero(fits))
+
+
+def _fits(
+    requests: RequestArrays, num_output_tokens: npt.NDArray[np.integer], target: Target
+) -> npt.NDArray[np.bool_]:
+    """Returns `(num_requests,)` bool: KV holds the prompt and an answer of that length."""
+    # The last token of an answer is never read.
+    num_kv_tokens = requests.num_prompt_tokens + num_output_tokens - 1
+    fits = num_kv_tokens <= target.limits.num_blocks * target.limits.block_size
+    return np.asarray(fits, dtype=np.bool_)
 
 
 def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:

@@ -8,7 +8,7 @@ import pytest
 
 from blend_core.engines.windows import StepWindow
 from blend_core.planner import PLANNED_POLICIES, PlanConfig, build_plan
-from blend_core.policies.base import AdmissionPolicy, EngineLimits
+from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
 from blend_core.policies.factory import make_policy
 from blend_core.request import RequestArrays
 from blend_core.simulation.prompts import PromptBlocks
@@ -35,7 +35,9 @@ def hidden_job() -> RequestArrays:
     )
 
 
-def admissions(policy_name: str, output_tokens: Sequence[int]) -> list[tuple[int, int]]:
+def admissions(
+    policy_name: str, output_tokens: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, int]]:
     """(seq, requests finished before) of every admission of a simulated run, in order."""
     requests = hidden_job()
     plan = build_plan(requests, MODEL, DEVICE, PlanConfig(policy_name, BLOCK_SIZE))
@@ -44,11 +46,11 @@ def admissions(policy_name: str, output_tokens: Sequence[int]) -> list[tuple[int
     seen: list[tuple[int, int]] = []
     admitted = policy.admitted
 
-    def recorded(seq: int, *args: object) -> None:
+    def recorded(seq: int, side: Side, num_cached_tokens: int) -> None:
         seen.append((seq, num_finished))
-        admitted(seq, *args)  # type: ignore[arg-type]
+        admitted(seq, side, num_cached_tokens)
 
-    policy.admitted = recorded  # type: ignore[method-assign]
+    monkeypatch.setattr(policy, "admitted", recorded)
     stepper = Stepper(
         requests.seq.tolist(),
         PromptBlocks.of(requests, BLOCK_SIZE),
@@ -69,13 +71,15 @@ def admissions(policy_name: str, output_tokens: Sequence[int]) -> list[tuple[int
 
 
 @pytest.mark.parametrize("policy_name", PLANNED_POLICIES)
-def test_admissions_before_the_first_end_do_not_depend_on_true_lengths(policy_name: str) -> None:
+def test_admissions_before_the_first_end_do_not_depend_on_true_lengths(
+    policy_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = np.random.default_rng(0)
     runs = []
     for spread in (1, 50, 400):
         # Nothing ends in the first hundred tokens, whatever comes after them.
         output = 100 + generator.integers(0, spread, NUM_REQUESTS)
-        runs.append(admissions(policy_name, output.tolist()))
+        runs.append(admissions(policy_name, output.tolist(), monkeypatch))
     early = [[seq for seq, num_finished in run if num_finished == 0] for run in runs]
     assert early[0] == early[1] == early[2]
     assert 5 < len(early[0]) < NUM_REQUESTS

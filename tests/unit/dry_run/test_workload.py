@@ -121,6 +121,31 @@ def test_requests_that_no_kv_holds_are_left_out(mixed: Callable[..., RequestArra
         requests_that_fit(requests, replace(a100, limits=replace(a100.limits, num_blocks=3)))
 
 
+def test_answers_that_outgrow_kv_are_refused_and_not_in_the_optimum(
+    workload: MakeWorkload, a100: Target
+) -> None:
+    # 544 tokens: every prompt fits, and of the answers of up to 600 tokens behind 50 of prompt most do.
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=34))
+    loose = workload(60)
+    load = replace(loose, target=tight)
+    num_kv_tokens = load.requests.num_prompt_tokens + load.lengths.actual - 1
+    answered = np.flatnonzero(num_kv_tokens <= 544)
+    assert 50 <= len(answered) < 60
+    told = forecast(load, "dfs", None, silent)
+    assert {entry.num_refused for entry in told.policies} == {60 - len(answered)}
+    rest = load.requests.take(answered)
+    alone = replace(
+        load,
+        requests=rest,
+        tree=prefix_tree_of(rest, tight),
+        lengths=replace(load.lengths, actual=load.lengths.actual[answered]),
+    )
+    assert told.summary.optimum_s == pytest.approx(alone.optimum_s())
+    assert told.summary.optimum_s < 0.9 * loose.optimum_s()
+    for entry in told.policies:
+        assert entry.fraction_of_optimum == told.summary.optimum_s / entry.estimated_duration_s
+
+
 def test_a_forecast_counts_what_was_left_out_as_refused(workload: MakeWorkload) -> None:
     told = forecast(replace(workload(12), num_too_large=2), "dfs", None, silent)
     assert {entry.num_refused for entry in told.policies} == {2}
