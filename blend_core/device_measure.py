@@ -20,12 +20,21 @@ class MeasureSizes:
     Attributes:
         hidden_size: width of the layer; it should be near the model's to serve.
         intermediate_size: width of its MLP.
-        stream_bytes: bytes that are read to tell the bandwidth; far more than the caches hold.
+        num_kv_heads: KV heads of the attention that is timed.
+        num_query_heads_per_kv_head: query heads that read each of them.
+        head_size: width of a head.
+        context_tokens: KV tokens that each decoding request reads.
+        stream_bytes: bytes that are read to tell the bandwidth, and KV bytes that decode attention reads; far
+            more than the caches hold.
         num_repeats: times each thing is done; the fastest counts.
     """
 
     hidden_size: int = 576
     intermediate_size: int = 1536
+    num_kv_heads: int = 3
+    num_query_heads_per_kv_head: int = 3
+    head_size: int = 64
+    context_tokens: int = 1024
     stream_bytes: int = 256 << 20
     num_repeats: int = 5
 
@@ -36,11 +45,13 @@ def measure_cpu_profile(
     sizes: MeasureSizes | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> DeviceProfile:
-    """Times the matrix products of a layer and a pass over memory, in fp32 on numpy's threads; a few seconds.
+    """Times a layer's matrix products, its decode attention and a pass over memory; a few seconds.
 
-    GEMM seconds are fitted as `fixed + per_token * tokens` (BlendServe table 1 shows that form). The peak is
-    the best rate seen, so `gemm_efficiency` is the fitted rate of large steps over it. Decode attention on a
-    CPU is bound by the same cores and overlap hides nothing; both are stated, not measured.
+    All is done in fp32 on numpy's threads. GEMM seconds are fitted as `fixed + per_token * tokens`
+    (BlendServe table 1 shows that form). The peaks are the best rates seen: `gemm_efficiency` is the fitted
+    rate of large steps over the one, `attention_bandwidth_efficiency` the rate at which decode attention
+    reads KV over the other. Decode attention on a CPU is bound by the same cores as GEMM, so overlap hides
+    nothing; that is stated, not measured.
 
     Args:
         name: name of the profile.
@@ -60,15 +71,17 @@ def measure_cpu_profile(
         # Noise was larger than the slope: the largest step alone has to tell it.
         fixed_s, per_token_s = 0.0, durations_s[-1] / tokens[-1]
     fitted_rate = flops_per_token / float(per_token_s)
+    attention_bytes_per_s = _attention_bytes_per_s(sizes, clock)
+    bandwidth_bytes_per_s = max(_stream_bytes_per_s(sizes, clock), attention_bytes_per_s)
     peak = max(fitted_rate, float((flops_per_token * tokens / durations_s).max()))
     return DeviceProfile(
         name=name,
         compute_flops_per_s=peak,
-        bandwidth_bytes_per_s=_bandwidth_bytes_per_s(sizes, clock),
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         kv_capacity_bytes=kv_capacity_bytes,
         gemm_efficiency=fitted_rate / peak,
         gemm_fixed_s_per_layer=max(float(fixed_s), 0.0),
-        attention_bandwidth_efficiency=0.5,
+        attention_bandwidth_efficiency=attention_bytes_per_s / bandwidth_bytes_per_s,
         overlap_interference=1.0,
     )
 
@@ -95,13 +108,32 @@ def _layer_s(num_tokens: int, sizes: MeasureSizes, clock: Callable[[], float]) -
     return _fastest_s(run, sizes.num_repeats, clock)
 
 
-def _bandwidth_bytes_per_s(sizes: MeasureSizes, clock: Callable[[], float]) -> float:
+def _stream_bytes_per_s(sizes: MeasureSizes, clock: Callable[[], float]) -> float:
     stream = np.ones(sizes.stream_bytes // 8, dtype=np.float64)
 
     def run() -> None:
         stream.sum()
 
     return stream.nbytes / _fastest_s(run, sizes.num_repeats, clock)
+
+
+def _attention_bytes_per_s(sizes: MeasureSizes, clock: Callable[[], float]) -> float:
+    """KV bytes per second of one token each of as many requests as have `stream_bytes` of KV."""
+    request_bytes = 2 * 4 * sizes.num_kv_heads * sizes.context_tokens * sizes.head_size
+    shape = (max(sizes.stream_bytes // request_bytes, 1), sizes.num_kv_heads)
+    keys, values = (
+        np.ones((*shape, sizes.context_tokens, sizes.head_size), dtype=np.float32) for _ in range(2)
+    )
+    queries = np.ones((*shape, sizes.num_query_heads_per_kv_head, sizes.head_size), dtype=np.float32)
+
+    def run() -> None:
+        scores = queries @ np.swapaxes(keys, -1, -2)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        scores @ values
+
+    return (keys.nbytes + values.nbytes) / _fastest_s(run, sizes.num_repeats, clock)
 
 
 def _fastest_s(run: Callable[[], None], num_repeats: int, clock: Callable[[], float]) -> float:

@@ -1,5 +1,6 @@
 """Model sizes from Hugging Face configurations, and device profiles from files."""
 
+import itertools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from blend_core.device_measure import MeasureSizes, measure_cpu_profile
+from blend_core.device_measure import GEMM_TOKENS, MeasureSizes, measure_cpu_profile
 from blend_core.errors import ConfigurationError
 from blend_core.performance import StepTimeModel, compute_s
 from blend_core.specs import (
+    DeviceProfile,
     ModelSpec,
     device_profile_names,
     load_device_profile,
@@ -327,5 +329,27 @@ def test_measured_profile_is_usable_and_survives_its_file(tmp_path: Path) -> Non
     profile = measure_cpu_profile("here", sizes=small)
     assert profile.compute_flops_per_s > 0
     assert 0 < profile.gemm_efficiency <= 1
+    assert 0 < profile.attention_bandwidth_efficiency <= 1
     save_device_profile(profile, tmp_path / "here.toml")
     assert load_device_profile(str(tmp_path / "here.toml")) == profile
+
+
+def test_attention_efficiency_of_a_measured_profile_is_kv_read_over_the_bandwidth() -> None:
+    sizes = MeasureSizes(
+        hidden_size=64, intermediate_size=128, context_tokens=512, stream_bytes=1 << 20, num_repeats=2
+    )
+
+    def measured(attention_s: float) -> DeviceProfile:
+        # Every repeat reads the clock twice. Steps of four sizes and decode attention come before the stream.
+        durations = [1.0] * 2 * len(GEMM_TOKENS) + [attention_s] * 2 + [1.0] * 2
+        ticks = itertools.chain.from_iterable((0.0, duration) for duration in durations)
+        return measure_cpu_profile("here", sizes=sizes, clock=lambda: next(ticks))
+
+    # One request of 786,432 bytes fits the stream's 1,048,576.
+    slow = measured(attention_s=3.0)
+    assert slow.bandwidth_bytes_per_s == 1 << 20
+    assert slow.attention_bandwidth_efficiency == pytest.approx(0.25)
+    # Attention on more threads than the stream has: then it is what tells the bandwidth.
+    fast = measured(attention_s=0.5)
+    assert fast.bandwidth_bytes_per_s == 2 * 786_432
+    assert fast.attention_bandwidth_efficiency == 1.0
