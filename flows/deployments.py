@@ -34,6 +34,14 @@ NIGHTLY = "nightly"
 _CONNECTION_TAG = "connection:"
 _NOT_HANDED_OVER = "Prefect did not answer when the job was handed over; submit it again."
 
+_AD_HOC = """\
+Runs one batch job, now or at a time that you choose: **Run**, then fill in the form.
+
+- **S3 addresses** or **SQL queries**: at least one of them. `blend upload FILE` puts a file of yours into S3.
+- A query names its database by **Connection**; the tags `connection:…` of this page are those it may name.
+- Progress and the report are under **Artifacts** of the run. **Cancel** there ends the job and keeps its
+  answers; **Retry** continues a run that failed.
+"""
 _NO_NIGHTLY_JOB = (
     "Not scheduled: set BLEND_NIGHTLY__JOB to a job file (YAML), and BLEND_NIGHTLY__CRON and "
     "BLEND_NIGHTLY__TIMEZONE to when it runs, then restart with `blend down` and `blend up`."
@@ -54,7 +62,7 @@ def build_deployments(
     """
     ad_hoc = run_batch.to_deployment(
         AD_HOC,
-        description="Runs the batch job that is given.",
+        description=_AD_HOC,
         tags=[f"{_CONNECTION_TAG}{name.lower()}" for name in sorted(connections)],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
@@ -65,7 +73,7 @@ def build_deployments(
             NIGHTLY,
             schedule=schedule,
             parameters=None if job is None else {"job": job.model_dump(mode="json")},
-            description=_NO_NIGHTLY_JOB if job is None else f"Runs {nightly.job} every night.",
+            description=_NO_NIGHTLY_JOB if job is None else _nightly_description(nightly),
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
     except ValueError as error:
@@ -76,6 +84,14 @@ def build_deployments(
     assert isinstance(ad_hoc, RunnerDeployment)
     assert isinstance(scheduled, RunnerDeployment), "called outside of an event loop"
     return [ad_hoc, scheduled]
+
+
+def _nightly_description(nightly: NightlySettings) -> str:
+    return (
+        f"Runs the job file `{nightly.job}` by the cron expression `{nightly.cron}` in the time zone "
+        f"{nightly.timezone}; times on this page are in your browser's.\n\n"
+        "The switch beside the schedule pauses and resumes it; **Run** runs the job now."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ from typing import Annotated
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from blend_core.errors import ConfigurationError
 
 MAX_JOB_FILE_BYTES = 1 << 20
+
+# For the form alone, which knows no other way to refuse an address at once; `_uris` says what to write.
+_S3_ADDRESS = Annotated[str, Field(json_schema_extra={"pattern": "^s3://[^/]+/"})]
 
 
 class Policy(StrEnum):
@@ -45,49 +48,77 @@ class SqlSource(_Part):
         min_length=1,
     )
     system: str | None = Field(None, description="Jinja template of the system message")
-    id_column: str | None = Field("id", description="column that becomes `custom_id`; empty for none")
+    id_column: str | None = Field(
+        "id", title="Id column", description="column that becomes `custom_id`; empty for none"
+    )
     connection: str = Field(
         "platform",
         description="`platform` (read by the login `blend_reader`), "
         "or NAME of a BLEND_SOURCES__NAME variable that holds the URL",
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest answer, in tokens")
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Longest answer",
+        description="longest answer in tokens, 1 or more; the job's default if not given",
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
 
 
 class JobOptions(_Part):
     """Choices with a sound default."""
 
-    policy: Policy = Field(Policy.DUAL_SCAN, description="order and admission of requests")
+    policy: Policy = Field(
+        Policy.DUAL_SCAN,
+        description="order and admission of requests: `dual_scan` mixes compute-intensive with "
+        "memory-intensive ones, `dfs` goes by shared prefixes, `fcfs` takes them as they come",
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
-        256, description="longest answer of a request that does not say `max_tokens`"
+        256,
+        title="Longest answer",
+        description="longest answer in tokens, 1 or more, of a request that does not say `max_tokens`",
     )
     on_duplicate: DuplicateRule = Field(
-        DuplicateRule.ROW, description="a repeated custom_id fails its `row` or the whole `job`"
+        DuplicateRule.ROW,
+        title="Repeated custom_id",
+        description="a repeated `custom_id` fails its `row` or the whole `job`",
     )
     strict_model: bool = Field(
-        False, description="a request that asks for another model becomes an error row"
+        False,
+        title="Strict model",
+        description="a request that asks for another model becomes an error row",
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="seed of sampling and of the choice of length samples"
+        0, description="seed of sampling and of the choice of length samples, 0 or more"
     )
 
 
 class BatchJobSpec(_Part):
     """A batch job: sources, a model, options and a completion window."""
 
-    name: str = Field("batch", description="name shown in lists and reports", min_length=1, max_length=200)
+    name: str = Field(
+        "batch",
+        description="name of the job in lists and reports, and of its flow run",
+        min_length=1,
+        max_length=200,
+    )
     model: str = Field("smollm2-135m", description="model by name (`blend model list`)", min_length=1)
-    s3: list[str] = Field(
+    s3: list[_S3_ADDRESS] = Field(
         default_factory=list,
+        title="S3 addresses",
         description="OpenAI Batch JSONL objects: an exact `s3://bucket/key`, all of a folder "
         "`s3://bucket/folder/` (or bucket `s3://bucket/`), or all that begin so, `s3://bucket/day-*`",
     )
-    sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
-    options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
-    completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
-        24.0, description="what has no result by then becomes `expired`; a year (8760) at most"
+    sql: list[SqlSource] = Field(
+        default_factory=list,
+        title="SQL queries",
+        description="Postgres queries, beside S3 addresses or in their place",
     )
+    completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
+        24.0,
+        title="Completion window in hours",
+        description="what has no result by then becomes `expired`; more than 0, at most a year (8760)",
+    )
+    options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
 
     @field_validator("s3")
     @classmethod
@@ -95,16 +126,20 @@ class BatchJobSpec(_Part):
         for uri in value:
             bucket, slash, _ = uri.removeprefix("s3://").partition("/")
             if not uri.startswith("s3://") or not bucket or not slash:
-                raise ValueError(
-                    f"{uri!r} is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
-                    "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)"
+                raise PydanticCustomError(
+                    "s3_address",
+                    "'{uri}' is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
+                    "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)",
+                    {"uri": uri},
                 )
         return value
 
     @model_validator(mode="after")
     def _some_source(self) -> "BatchJobSpec":
         if not self.s3 and not self.sql:
-            raise ValueError("the job has no source; give `s3` addresses or `sql` queries")
+            raise PydanticCustomError(
+                "no_source", "the job has no source; give `s3` addresses or `sql` queries"
+            )
         return self
 
 
@@ -156,7 +191,7 @@ _PLAIN_FAULTS = {
 
 def _fault(found: ErrorDetails) -> str:
     place = ".".join(str(part) for part in found["loc"]) or "job"
-    said = found["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    said = found["msg"].replace("Input should be", "must be")
     return f"{place}: {_PLAIN_FAULTS.get(found['type'], said)}"
 
 

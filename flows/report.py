@@ -99,6 +99,8 @@ class JobReport:
         error_codes: error rows by code, most frequent first.
         batches: windows of the job's latest run.
         failure: why the job failed, or its latest run if the job goes on; None where neither did.
+        output_uri: exported object of answers; None where there is none.
+        error_uri: exported object of error rows; None where there is none.
     """
 
     job_id: str
@@ -114,6 +116,8 @@ class JobReport:
     error_codes: dict[str, int]
     batches: tuple[BatchDensity, ...]
     failure: str | None = None
+    output_uri: str | None = None
+    error_uri: str | None = None
 
     @property
     def density(self) -> float | None:
@@ -203,6 +207,8 @@ def build_report(
         error_codes=error_code_counts(database, job_id),
         batches=batch_densities(windows, model, what_if),
         failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
+        output_uri=job.output_uri,
+        error_uri=job.error_uri,
     )
 
 

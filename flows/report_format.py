@@ -8,6 +8,12 @@ from flows.report import BatchDensity, JobReport, merged
 from flows.stages.plan import GENERIC_PROFILE
 from flows.tables import cell_text, markdown_table, percent_text, text_table
 
+DENSITY_COLUMNS = (
+    "Prefill, cached and decode count tokens; left and right are requests in flight from the two ends of the "
+    "plan; KV is the part of the cache in use; planned and measured density are seconds of compute over "
+    "seconds of memory."
+)
+
 
 def report_text(report: JobReport) -> str:
     """The whole report as plain text: summary, error rows by code, density per batch."""
@@ -22,11 +28,31 @@ def report_text(report: JobReport) -> str:
 def report_markdown(report: JobReport) -> str:
     """The whole report as Markdown, for a Prefect artifact."""
     parts = [f"## Job {report.job_id}", markdown_table(("", ""), summary_rows(report))]
+    parts.append(_where_markdown(report))
     if report.error_codes:
         parts += ["### Error rows", markdown_table(("error code", "rows"), list(report.error_codes.items()))]
     if report.batches:
-        parts += ["### Density per batch", markdown_table(density_headers(report), density_rows(report))]
+        density = markdown_table(density_headers(report), density_rows(report))
+        parts += ["### Density per batch", DENSITY_COLUMNS, density]
     return "\n\n".join(parts)
+
+
+def _where_markdown(report: JobReport) -> str:
+    """Where a reader of Prefect's pages finds the answers themselves."""
+    objects = [
+        f"- {what}: `{uri}`"
+        for what, uri in (("answers", report.output_uri), ("error rows", report.error_uri))
+        if uri is not None
+    ]
+    query = f"SELECT * FROM request_result WHERE job_id = '{report.job_id}'"  # noqa: S608 - text to copy
+    return "\n".join(
+        [
+            "### Where the answers are",
+            *objects,
+            f"- in SQL: `{query}`",
+            f"- on a terminal: `blend results {report.job_id}`",
+        ]
+    )
 
 
 def summary_rows(report: JobReport) -> list[tuple[str, str]]:

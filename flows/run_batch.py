@@ -32,11 +32,12 @@ from blend_core.engines.base import StepWindow
 from flows.job_spec import BatchJobSpec
 from flows.progress import BatchRates
 from flows.report import build_report
-from flows.report_format import density_headers, density_rows, report_markdown
+from flows.report_format import DENSITY_COLUMNS, density_headers, density_rows, report_markdown
 from flows.running import JobOutcome, create_job, run_stages
 from flows.settings import load_settings
 from flows.stages import JobContext
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
+from flows.tables import cell_text
 from flows.wiring import Endpoints, Wiring
 from storage.jobs import JobStatus
 
@@ -53,8 +54,9 @@ def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
     results; any other end of the process leaves the job to be continued.
 
     Args:
-        job: what to run.
-        job_id: a job to continue in place of making one; `job` is not looked at then.
+        job: What to run: a model, and S3 addresses or SQL queries or both.
+        job_id: Leave it at None to make a new job. The id of a job that has not ended (`job_…`, from `blend
+            status`) continues that one; `job` is not looked at then, but needs a source all the same.
     """
     logger = get_run_logger()
     run_id = str(flow_run.get_id())
@@ -74,7 +76,7 @@ def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
 
 def _run_as_task(name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
     # What a stage has done is in the job's tables; a cached task would only hide that.
-    @task(name=name, cache_policy=NO_CACHE, persist_result=False)
+    @task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)
     def run_stage() -> str:
         return stage(context)
 
@@ -120,21 +122,25 @@ def _end_state(outcome: JobOutcome) -> State[Any]:
 
 def _show_report(wiring: Wiring, job_id: str) -> None:
     report = build_report(wiring.database, wiring.objects, job_id)
-    create_markdown_artifact(report_markdown(report), key="summary", description=f"Job {job_id}")
+    create_markdown_artifact(
+        report_markdown(report), key="summary", description=f"Job {job_id} {report.status}"
+    )
     headers = density_headers(report)
     create_table_artifact(
-        [dict(zip(headers, row, strict=True)) for row in density_rows(report)],
+        [dict(zip(headers, map(cell_text, row), strict=True)) for row in density_rows(report)],
         key="density",
-        description=f"Compute density of the batches of job {job_id}",
+        description=f"Compute density of the batches of job {job_id}. {DENSITY_COLUMNS}",
     )
 
 
 class PrefectProgress:
     """Shows a run as log lines and one progress artifact. A Prefect that does not answer never disturbs the
     run.
+
+    The artifact is there from the first stage on; its bar is the share of requests that have ended.
     """
 
-    __slots__ = ("_artifact_id", "_clock", "_logger", "_next_at_s", "_rates", "_stage")
+    __slots__ = ("_artifact_id", "_clock", "_logger", "_next_at_s", "_rates", "_share", "_stage")
 
     def __init__(self, logger: RunLogger, clock: Callable[[], float]) -> None:
         """`clock` gives rising seconds."""
@@ -143,26 +149,34 @@ class PrefectProgress:
         self._artifact_id: UUID | None = None
         self._next_at_s = clock()
         self._rates = BatchRates()
+        self._share: float | None = None
         self._stage = ""
 
     def stage_started(self, stage: str, detail: str) -> None:
-        """Logs a line."""
+        """Logs a line and shows it beside the bar."""
         self._stage = stage
         self._logger.info("%s: %s", stage, detail)
+        self._show(f"{stage}: {detail}")
 
     def stage_finished(self, stage: str, detail: str) -> None:
-        """Logs a line, and fills the bar when the engine is done."""
+        """Logs a line; that of the last stage stays beside the bar."""
         self._logger.info("%s: done, %s", stage, detail)
-        if stage == "infer":
-            self._show(100.0, detail)
+        if stage == "report":
+            # A job in which nothing had to run is done, too.
+            self._share = 1.0 if self._share is None else self._share
+            self._show(detail)
 
     def counted(self, num_done: int, num_total: int | None) -> None:
         """Moves the bar, at most once every `ARTIFACT_INTERVAL_S`."""
-        if self._stage != "infer" or not num_total or self._clock() < self._next_at_s:
+        if num_total:
+            self._share = num_done / num_total
+        if self._clock() < self._next_at_s:
             return
-        self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
-        line = f"{num_done:,} of {num_total:,} requests, {self._rates.line()}".removesuffix(", ")
-        self._show(100.0 * num_done / num_total, line)
+        if num_total:
+            line = f"{num_done / num_total:.0%}, {num_done:,} of {num_total:,} requests, {self._rates.line()}"
+            self._show(line.removesuffix(", "))
+        else:
+            self._show(f"{self._stage}: {num_done:,} lines and rows so far")
 
     def window(self, window: StepWindow) -> None:
         """Keeps the rates for the next move."""
@@ -172,7 +186,9 @@ class PrefectProgress:
         """Logs a line."""
         self._logger.info("%s", message)
 
-    def _show(self, percent: float, description: str) -> None:
+    def _show(self, description: str) -> None:
+        percent = 100.0 * (self._share or 0.0)
+        self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
         try:
             if self._artifact_id is None:
                 artifact_id = create_progress_artifact(percent, key="progress", description=description)
