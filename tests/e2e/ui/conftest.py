@@ -25,7 +25,7 @@ from infra.supervisor import LocalStack
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pages import PATIENCE_MS, Camera
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 RUN_MAIN = "from flows.cli import main; main()"
 VARIABLES = {
@@ -111,10 +111,9 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     """A fresh browser window, its clock in UTC."""
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 900}, locale="en-US", timezone_id="UTC", color_scheme="light"
-    )
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, locale="en-US", timezone_id="UTC")
     context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
     yield context.new_page()
     context.close()
 

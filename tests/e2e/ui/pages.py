@@ -15,7 +15,7 @@ class RunForm:
     def __init__(self, page: Page, ui_url: str, deployment_id: str) -> None:
         self.page = page
         page.goto(f"{ui_url}/deployments/deployment/{deployment_id}/run")
-        expect(page.get_by_role("heading", name="Parameters")).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.get_by_role("heading", name="Parameters")).to_be_visible()
 
     def field(self, label: str) -> Locator:
         """The field of that name with its description and its control; the innermost one of that name."""
@@ -38,10 +38,10 @@ class RunForm:
         button = self.field(label).locator(".p-select-button__control")
         button.press("ArrowDown")
         options = self.page.locator(".p-select-options .p-select-option")
-        expect(options.first).to_be_visible(timeout=PATIENCE_MS)
+        expect(options.first).to_be_visible()
         names = options.all_inner_texts()
         options.get_by_text(option, exact=True).click()
-        expect(button).to_have_text(option, timeout=PATIENCE_MS)
+        expect(button).to_have_text(option)
         return names
 
     def submit(self) -> None:
@@ -50,7 +50,7 @@ class RunForm:
 
     def submit_and_get_run(self) -> str:
         """Presses the button and returns the id of the flow run that was made."""
-        with self.page.expect_response(re.compile("create_flow_run$"), timeout=PATIENCE_MS) as answer:
+        with self.page.expect_response(re.compile("create_flow_run$")) as answer:
             self.submit()
         assert answer.value.ok, answer.value.text()
         return str(answer.value.json()["id"])
@@ -71,7 +71,7 @@ class FlowRunPage:
     def open_tab(self, name: str) -> None:
         """`Logs`, `Task Runs`, `Artifacts`, `Details`, …"""
         # Some tabs come with the start of the run.
-        self.page.locator(".p-tab", has_text=name).first.click(timeout=PATIENCE_MS)
+        self.page.locator(".p-tab", has_text=name).first.click()
 
     def artifact(self, key: str) -> Locator:
         """The card of an artifact in the tab `Artifacts`."""
@@ -79,8 +79,8 @@ class FlowRunPage:
 
     def open_artifact(self, key: str) -> None:
         """Goes from the tab to the artifact's own page."""
-        self.artifact(key).click(timeout=PATIENCE_MS)
-        expect(self.page.get_by_text("Show raw data")).to_be_visible(timeout=PATIENCE_MS)
+        self.artifact(key).click()
+        expect(self.page.get_by_text("Show raw data")).to_be_visible()
 
     def cancel(self) -> None:
         """Presses `Cancel` and confirms."""

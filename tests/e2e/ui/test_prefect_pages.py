@@ -10,7 +10,7 @@ import psutil
 import psycopg
 import pytest
 from conftest import Stack
-from pages import PATIENCE_MS, Camera, FlowRunPage, RunForm
+from pages import Camera, FlowRunPage, RunForm
 from playwright.sync_api import Page, expect
 
 from flows.wiring import Wiring
@@ -202,16 +202,16 @@ def test_a_run_moves_while_it_is_watched_and_cancel_ends_it_with_its_answers_kep
     server = psutil.Process(serve.pid)
     run = FlowRunPage(page, stack.ui_url, form.submit_and_get_run())
 
-    expect(run.state).to_have_text("Running", timeout=PATIENCE_MS)
+    expect(run.state).to_have_text("Running")
     run.open_tab("Artifacts")
     bar = run.artifact("progress")
-    expect(bar).to_contain_text("ingest", timeout=PATIENCE_MS)
+    expect(bar).to_contain_text("ingest")
     expect(bar).to_contain_text(
         re.compile(r"[1-9]\d* of 1,201 requests, [\d,]+ tokens/s"), timeout=RUN_ENDS_MS
     )
     seen = bar.inner_text()
-    expect(bar).not_to_contain_text(seen.splitlines()[-1], timeout=PATIENCE_MS)
-    camera.take(page, "progress", height_px=760)
+    expect(bar).not_to_contain_text(seen.splitlines()[-1])
+    camera.take(page, "progress")
     run.open_tab("Logs")
     expect(page.get_by_text("infer: runs tiny-llama")).to_be_visible()
     job_id = job_named(wiring, "a long night")

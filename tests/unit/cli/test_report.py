@@ -128,6 +128,14 @@ def test_a_job_that_has_not_run_has_a_report_too() -> None:
     assert "## Job job_1" in report_markdown(report([]))
 
 
+def test_the_markdown_report_says_where_the_answers_are() -> None:
+    text = report_markdown(replace(report([row(0)]), output_uri="s3://blend/jobs/job_1/output.jsonl"))
+
+    assert "- answers: `s3://blend/jobs/job_1/output.jsonl`" in text
+    assert "error rows: `" not in text
+    assert "FROM request_result WHERE job_id = 'job_1'" in text
+
+
 def test_json_has_one_entry_per_window() -> None:
     plain = report([row(0), row(1)]).as_json()
     assert [batch["first_batch"] for batch in plain["batches"]] == [0, 1]

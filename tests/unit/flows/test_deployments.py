@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+from prefect.utilities.schema_tools import validate
 
 from blend_core.errors import ConfigurationError
 from flows.deployments import build_deployments
+from flows.job_spec import parse_job
 from flows.settings import NightlySettings
 
 
@@ -31,6 +33,7 @@ def test_a_nightly_job_runs_at_its_time_in_its_time_zone(tmp_path: Path) -> None
     assert schedule.active
     assert (schedule.schedule.cron, schedule.schedule.timezone) == ("30 1 * * *", "Europe/Berlin")
     assert nightly.parameters["job"]["s3"] == ["s3://bucket/tickets/"]
+    assert "`30 1 * * *` in the time zone Europe/Berlin" in (nightly.description or "")
 
 
 @pytest.mark.parametrize(("cron", "timezone"), [("at two", "UTC"), ("0 2 * * *", "Middle/Earth")])
@@ -55,6 +58,18 @@ def test_the_form_of_the_ad_hoc_deployment_has_the_fields_of_a_job() -> None:
     assert {"model", "s3", "sql", "options", "completion_window_hours"} <= set(
         schema.definitions["BatchJobSpec"]["properties"]
     )
+
+
+def test_the_form_refuses_what_the_job_would_refuse() -> None:
+    ad_hoc, _ = build_deployments(NightlySettings())
+
+    schema = ad_hoc._parameter_openapi_schema.model_dump_for_openapi()
+    good = {"job": {"s3": ["s3://bucket/folder/"], "completion_window_hours": 1}}
+    validate(good, schema, raise_on_error=True)
+    for wrong in ({"s3": ["http://bucket/key"]}, {"s3": ["s3://bucket"]}, {"completion_window_hours": 0}):
+        assert validate({"job": good["job"] | wrong}, schema), wrong
+        with pytest.raises(ConfigurationError):
+            parse_job(good["job"] | wrong, origin="job")
 
 
 def test_flow_runs_load_the_installed_module() -> None:
