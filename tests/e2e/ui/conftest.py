@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from infra.supervisor import LocalStack
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pages import PATIENCE_MS, Camera
+from pages import PATIENCE_MS, Camera, Stack
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 RUN_MAIN = "from flows.cli import main; main()"
@@ -42,14 +41,6 @@ VARIABLES = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--pictures", metavar="FOLDER", help="write the pictures of docs/ui.md there")
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A running stack: its state folder and the address of Prefect's pages."""
-
-    home: Path
-    ui_url: str
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,22 @@
 """Prefect's pages as a person uses them: the form of a deployment, a schedule, a flow run, an artifact."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
 # Generous, since a busy machine with two cores runs browser, server and engine side by side.
 PATIENCE_MS = 60_000
+NUM_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A running stack: its state folder and the address of Prefect's pages."""
+
+    home: Path
+    ui_url: str
 
 
 class RunForm:
@@ -49,9 +59,15 @@ class RunForm:
         self.page.get_by_role("button", name="Submit").click()
 
     def submit_and_get_run(self) -> str:
-        """Presses the button and returns the id of the flow run that was made."""
-        with self.page.expect_response(re.compile("create_flow_run$")) as answer:
-            self.submit()
+        """Presses the button and returns the id of the flow run that was made.
+
+        A server whose database is busy answers 503 and its page says so: the button is pressed again then.
+        """
+        for _ in range(NUM_TRIES):
+            with self.page.expect_response(re.compile("create_flow_run$")) as answer:
+                self.submit()
+            if answer.value.status != 503:
+                break
         assert answer.value.ok, answer.value.text()
         return str(answer.value.json()["id"])
 

@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 import psycopg
 import pytest
-from conftest import Stack
-from pages import Camera, FlowRunPage, RunForm
+from pages import Camera, FlowRunPage, RunForm, Stack
 from playwright.sync_api import Page, expect
 
 from flows.wiring import Wiring
@@ -171,7 +170,8 @@ def test_the_nightly_schedule_is_shown_and_can_be_paused_and_resumed(
     schedule.hover()
     expect(page.get_by_text("At 02:30 AM every day (Europe/Berlin)")).to_be_visible()
     # 02:30 in Berlin, in the browser's time zone: summer or winter.
-    expect(page.get_by_text(re.compile(r"Scheduled for .* (12|01):30:00 AM")).first).to_be_visible()
+    next_run = re.compile(r"Scheduled for .* (12|01):30:00 AM")
+    expect(page.get_by_text(next_run).first).to_be_visible()
     camera.take(page, "nightly", height_px=600)
     switch = page.get_by_role("switch")
     expect(switch).to_be_checked()
@@ -180,9 +180,11 @@ def test_the_nightly_schedule_is_shown_and_can_be_paused_and_resumed(
     expect(page.get_by_text("Deployment schedule inactive").first).to_be_visible()
     page.reload()
     expect(switch).not_to_be_checked()
+    expect(page.get_by_text(next_run)).to_have_count(0)
     switch.click()
+    expect(page.get_by_text("Deployment schedule active").first).to_be_visible()
+    page.reload()
     expect(switch).to_be_checked()
-    expect(page.get_by_text(re.compile(r"Scheduled for .* (12|01):30:00 AM")).first).to_be_visible()
     page.locator(".p-tab", has_text="Description").click()
     expect(
         page.get_by_text("by the cron expression 30 2 * * * in the time zone Europe/Berlin")
