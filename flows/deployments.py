@@ -9,6 +9,7 @@ starts one at a time, since they share one device.
 import os
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 
 import httpx
@@ -20,7 +21,7 @@ from prefect.schedules import Cron
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
-from blend_core.errors import BlendError, ConfigurationError, ServiceError
+from blend_core.errors import BlendError, ConfigurationError, ServiceError, StorageError
 from flows.job_spec import BatchJobSpec, load_job_file
 from flows.preflight import check_queries
 from flows.run_batch import run_batch
@@ -133,8 +134,10 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec) -> Submitted:
                     deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
                 )
             except httpx.HTTPError:
-                # Should Prefect have taken it nevertheless, its run finds an ended job and leaves it.
-                set_job_status(wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER)
+                # Should Prefect have taken it nevertheless, its run finds an ended job and leaves it, or runs
+                # the job already and keeps it.
+                with suppress(StorageError):
+                    set_job_status(wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER)
                 raise
     except ObjectNotFound:
         raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None

@@ -20,7 +20,8 @@ from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
 from storage.jobs import JobStatus
-from storage.runs import Run, RunStatus, finish_run, heartbeat, start_run
+from storage.ownership import Run
+from storage.runs import RunStatus, finish_run, heartbeat, start_run
 
 logger = logging.getLogger(__name__)
 

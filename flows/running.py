@@ -13,6 +13,7 @@ from blend_core.errors import (
     ConfigurationError,
     RunInterruptedError,
     SourceError,
+    StaleRunError,
     StorageError,
 )
 from flows.job_spec import BatchJobSpec, parse_job
@@ -172,7 +173,7 @@ def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
             _run_stage("infer", f"runs {context.spec.model}", infer_job, context, run_stage)
     end = _settle(context)
     _run_stage("export", "writes output objects", export_job, context, run_stage)
-    set_job_status(database, job_id, end)
+    set_job_status(database, job_id, end, run=context.run)
     _run_stage("report", "reconciles the counts", report_job, context, run_stage)
 
 
@@ -202,7 +203,7 @@ def _ingest(context: JobContext, run_stage: StageRunner) -> None:
     except (ConfigurationError, SourceError) as error:
         # A job that has been read may have answers: it waits for a right configuration.
         if not error.retryable and job.ingested_at is None:
-            set_job_status(database, job_id, JobStatus.FAILED, error_message=str(error))
+            set_job_status(database, job_id, JobStatus.FAILED, run=context.run, error_message=str(error))
         raise
 
 
@@ -227,9 +228,9 @@ def _settle(context: JobContext) -> JobStatus:
     elif _advance(context, JobStatus.FINALIZING):
         if reason is None:
             return JobStatus.COMPLETED
-        close_pending(database, job_id, JobStatus.EXPIRED)
+        close_pending(database, job_id, JobStatus.EXPIRED, run=context.run)
         return JobStatus.EXPIRED
-    close_pending(database, job_id, JobStatus.CANCELLED)
+    close_pending(database, job_id, JobStatus.CANCELLED, run=context.run)
     return JobStatus.CANCELLED
 
 
@@ -237,7 +238,9 @@ def _advance(context: JobContext, status: JobStatus) -> bool:
     """Moves the job on and returns whether it could: a job that was cancelled meanwhile stops the run."""
     database, job_id = context.wiring.database, context.job_id
     try:
-        set_job_status(database, job_id, status)
+        set_job_status(database, job_id, status, run=context.run)
+    except StaleRunError:
+        raise
     except StorageError:
         if get_job(database, job_id).status is not JobStatus.CANCELLING:
             raise

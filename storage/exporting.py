@@ -9,6 +9,7 @@ from blend_core.errors import StorageError
 from storage.database import Database
 from storage.jobs import get_job, set_job_outputs
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.results import ResultRow, counts, iter_results
 
 _CHAT_ENDPOINT = "/v1/chat/completions"
@@ -31,12 +32,13 @@ class ExportResult:
     num_error: int
 
 
-def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
+def export_job(db: Database, objects: ObjectStore, job_id: str, *, run: Run | None = None) -> ExportResult:
     """Streams every result into `jobs/{job_id}/output.jsonl` and `errors.jsonl`, and records both on the job.
 
     One line per request in seq order, so that exporting again writes the same bytes.
 
     Raises:
+        StaleRunError: `run` no longer owns the job. Its objects hold what the owner writes, too.
         StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or the
             lines do not add up to what the database counts; then neither object appears.
     """
@@ -69,7 +71,7 @@ def export_job(db: Database, objects: ObjectStore, job_id: str) -> ExportResult:
     error_uri = errors.uri if num_error else None
     if error_uri is None:
         objects.delete([error_key])
-    set_job_outputs(db, job_id, output.uri, error_uri)
+    set_job_outputs(db, job_id, output.uri, error_uri, run=run)
     return ExportResult(output.uri, error_uri, num_output, num_error)
 
 

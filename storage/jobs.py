@@ -11,8 +11,10 @@ from sqlalchemy.dialects.postgresql import insert
 from blend_core.errors import ConfigurationError, StorageError
 from storage.database import Database
 from storage.ids import new_id
+from storage.ownership import Run, hold_job
 from storage.postgres_text import clean_text, unstorable_text
 from storage.schema import batch_job
+from storage.schema import run as run_table
 
 
 class JobStatus(StrEnum):
@@ -130,18 +132,34 @@ def list_jobs(db: Database, *, limit: int = 50, status: JobStatus | None = None)
         return [_job(row) for row in connection.execute(statement)]
 
 
-def set_job_status(db: Database, job_id: str, status: JobStatus, *, error_message: str | None = None) -> Job:
+def set_job_status(
+    db: Database,
+    job_id: str,
+    status: JobStatus,
+    *,
+    run: Run | None = None,
+    error_message: str | None = None,
+) -> Job:
     """Moves a job and returns it; the state it is in already changes nothing.
 
     A run that dies leaves its job in_progress, so that the next run continues it. EXPIRED records what is
     pending as expired, CANCELLED and FAILED as cancelled; COMPLETED is refused while anything is pending. An
     end state is never left again: the database itself refuses.
 
+    Args:
+        db: the platform's tables.
+        job_id: the job.
+        status: its next state.
+        run: the run that moves it; None for whoever made a job that nothing runs.
+        error_message: why it failed.
+
     Raises:
-        StorageError: the move is not legal from the job's state, or requests are pending.
+        StaleRunError: the run no longer owns the job.
+        StorageError: the move is not legal from the job's state, requests are pending, or no run was given
+            and one is executing the job.
     """
     with db.connect() as connection:
-        current = _locked_status(connection, job_id)
+        current = _held_status(connection, job_id, run)
         if current is not status:
             if status not in _NEXT[current]:
                 raise StorageError(
@@ -159,14 +177,21 @@ def set_job_status(db: Database, job_id: str, status: JobStatus, *, error_messag
     return _job(row)
 
 
-def set_job_manifest(db: Database, job_id: str, manifest: list[dict[str, Any]]) -> None:
-    """Records what the sources were when they were read (uri, num_items, size_bytes, etag)."""
-    _set(db, job_id, manifest=manifest)
+def set_job_manifest(
+    db: Database, job_id: str, manifest: list[dict[str, Any]], *, run: Run | None = None
+) -> None:
+    """Records what the sources were when they were read (uri, num_items, size_bytes, etag).
+
+    Raises what `set_job_status` raises for `run`.
+    """
+    _set(db, job_id, run, manifest=manifest)
 
 
-def set_job_outputs(db: Database, job_id: str, output_uri: str, error_uri: str | None) -> None:
-    """Records where the exported objects are."""
-    _set(db, job_id, output_uri=output_uri, error_uri=error_uri)
+def set_job_outputs(
+    db: Database, job_id: str, output_uri: str, error_uri: str | None, *, run: Run | None = None
+) -> None:
+    """Records where the exported objects are. Raises what `set_job_status` raises for `run`."""
+    _set(db, job_id, run, output_uri=output_uri, error_uri=error_uri)
 
 
 def request_cancel(db: Database, job_id: str) -> JobStatus:
@@ -183,14 +208,14 @@ def request_cancel(db: Database, job_id: str) -> JobStatus:
     return JobStatus.CANCELLING
 
 
-def close_pending(db: Database, job_id: str, status: JobStatus) -> int:
+def close_pending(db: Database, job_id: str, status: JobStatus, *, run: Run | None = None) -> int:
     """Gives every request without a result one of status EXPIRED or CANCELLED, and returns how many that
     were.
 
-    For a job that is exported before it enters its end state.
+    For a job that is exported before it enters its end state. Raises what `set_job_status` raises for `run`.
     """
     with db.connect() as connection:
-        _locked_status(connection, job_id)
+        _held_status(connection, job_id, run)
         return _close_pending(connection, job_id, _STATUS_OF_PENDING[status])
 
 
@@ -247,6 +272,22 @@ def _locked_status(connection: sa.Connection, job_id: str) -> JobStatus:
     return JobStatus(status)
 
 
+def _held_status(connection: sa.Connection, job_id: str, run: Run | None) -> JobStatus:
+    """Locks the job for a write of its run, or of nobody's where no run is live."""
+    if run is not None:
+        return JobStatus(hold_job(connection, run))
+    status = _locked_status(connection, job_id)
+    live = sa.select(run_table.c.run_id).where(run_table.c.job_id == job_id, run_table.c.status == "running")
+    run_id = connection.execute(live).scalar_one_or_none()
+    if run_id is not None:
+        raise StorageError(
+            f"Run {run_id} is executing job {job_id}, so nobody else may change it; `blend cancel` stops it.",
+            job_id=job_id,
+            run_id=run_id,
+        )
+    return status
+
+
 def _close_pending(connection: sa.Connection, job_id: str, status: JobStatus) -> int:
     code, message = _PENDING_REASONS[status]
     closed = connection.execute(
@@ -265,12 +306,10 @@ def _close_pending(connection: sa.Connection, job_id: str, status: JobStatus) ->
     return closed
 
 
-def _set(db: Database, job_id: str, **values: Any) -> None:
+def _set(db: Database, job_id: str, run: Run | None, **values: Any) -> None:
     with db.connect() as connection:
-        if not connection.execute(
-            sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values)
-        ).rowcount:
-            raise unknown_job(job_id)
+        _held_status(connection, job_id, run)
+        connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
 
 
 def _job(row: sa.Row[Any]) -> Job:

@@ -5,20 +5,20 @@ from dataclasses import asdict, fields
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from blend_core.errors import StorageError
+from blend_core.errors import StaleRunError, StorageError
 from blend_core.plan import Plan, PlanSummary
 from storage.database import Database
 from storage.ids import new_id
 from storage.objects import ObjectStore, split_uri
+from storage.ownership import Run, hold_job
 from storage.schema import plan as plan_table
 
 
-def save_plan(
-    db: Database, objects: ObjectStore, job_id: str, plan: Plan, *, run_id: str | None = None
-) -> str:
+def save_plan(db: Database, objects: ObjectStore, job_id: str, plan: Plan, *, run: Run | None = None) -> str:
     """Stores a revision and returns its URI.
 
     Raises:
+        StaleRunError: the run no longer owns the job.
         StorageError: the job has a plan of this revision already. Revisions are only added.
     """
     # A name of its own: a plan that is refused below must not have replaced the one that is there.
@@ -29,7 +29,7 @@ def save_plan(
         .values(
             job_id=job_id,
             revision=plan.revision,
-            run_id=run_id,
+            run_id=None if run is None else run.run_id,
             policy=plan.policy,
             plan_uri=entry.uri,
             **asdict(plan.summary),
@@ -37,8 +37,14 @@ def save_plan(
         .on_conflict_do_nothing()
         .returning(plan_table.c.revision)
     )
-    with db.connect() as connection:
-        is_new = connection.execute(statement).one_or_none() is not None
+    try:
+        with db.connect() as connection:
+            if run is not None:
+                hold_job(connection, run)
+            is_new = connection.execute(statement).one_or_none() is not None
+    except StaleRunError:
+        objects.delete([key])
+        raise
     if not is_new:
         objects.delete([key])
         raise StorageError(

@@ -13,9 +13,9 @@ from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import BlendError, StorageError, StorageUnavailableError
 from storage.database import Database
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.result_rows import GivenWindow, ResultValues, failed_values, finished_values
 from storage.run_rows import commit_rows
-from storage.runs import Run
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S = 0.1

@@ -13,8 +13,8 @@ from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.copying import copy_rows, instant_us, store_all
 from storage.database import Database
 from storage.jobs import JobStatus, unknown_job
+from storage.ownership import Run, stale_run
 from storage.postgres_text import clean_text, cut_text
-from storage.runs import Run, stale_run
 from storage.schema import batch_job, request, result
 
 _BATCH_ROWS = 10_000

@@ -6,8 +6,8 @@ from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import RequestErrorCode
 from storage.copying import instant_us
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.postgres_text import clean_text, cut_text
-from storage.runs import Run
 
 _MAX_TEXT_BYTES = 1 << 20
 _EXCERPT_CHARS = 1_000

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import psycopg
 
 from storage.copying import copy_rows, store_all
+from storage.ownership import Run, hold_job
 from storage.result_rows import RESULT_COLUMNS, WINDOW_COLUMNS, GivenWindow, ResultValues
-from storage.runs import Run, stale_run
 
 _log = logging.getLogger(__name__)
 
@@ -43,13 +43,7 @@ def commit_rows(
     with connection.transaction():
         # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays
         # new.
-        owns_job = connection.execute(
-            "SELECT FROM batch_job WHERE job_id = %s AND current_run_id = %s AND fencing_number = %s"
-            " AND finished_at IS NULL FOR UPDATE",
-            (run.job_id, run.run_id, run.fencing_number),
-        ).fetchone()
-        if owns_job is None:
-            raise stale_run(run)
+        hold_job(connection, run)
         store_all(connection, _new_results(connection, run, results), store_results, refuse_result)
         store_all(connection, _new_windows(connection, run, windows), store_windows, refuse_window)
         connection.execute(

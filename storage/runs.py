@@ -1,14 +1,14 @@
 """Runs: one attempt at executing a job, held by a lease and numbered by a fencing number."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
 
-from blend_core.errors import StaleRunError, StorageError
+from blend_core.errors import StorageError
 from storage.database import Database
 from storage.ids import new_id
 from storage.jobs import JobStatus, unknown_job
+from storage.ownership import Run, hold_job, stale_run
 from storage.postgres_text import clean_text
 from storage.schema import batch_job, run
 
@@ -21,15 +21,6 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a writer must hold to write results of a job."""
-
-    run_id: str
-    job_id: str
-    fencing_number: int
 
 
 def start_run(
@@ -110,9 +101,14 @@ def heartbeat(db: Database, the_run: Run, *, lease_s: float) -> JobStatus:
 
 
 def set_run_details(db: Database, the_run: Run, details: dict[str, str]) -> None:
-    """Merges facts that are known only after the engine is open (versions, limits) into the run's details."""
+    """Merges facts that are known only after the engine is open (versions, limits) into the run's details.
+
+    Raises:
+        StaleRunError: the run no longer owns its job.
+    """
     merged = run.c.details.op("||")(sa.cast(details, run.c.details.type))
     with db.connect() as connection:
+        hold_job(connection, the_run)
         connection.execute(sa.update(run).where(run.c.run_id == the_run.run_id).values(details=merged))
 
 
@@ -142,16 +138,6 @@ def latest_run_error(db: Database, job_id: str) -> str | None:
     with db.connect() as connection:
         message: str | None = connection.execute(statement.limit(1)).scalar_one_or_none()
     return message
-
-
-def stale_run(the_run: Run) -> StaleRunError:
-    """The error for a run that no longer owns its job."""
-    return StaleRunError(
-        f"Run {the_run.run_id} no longer owns job {the_run.job_id}; another run took over or the job ended. "
-        "Stop this one; nothing is lost.",
-        run_id=the_run.run_id,
-        job_id=the_run.job_id,
-    )
 
 
 def _lease_end(lease_s: float) -> sa.ColumnElement[object]:

@@ -85,6 +85,18 @@ run = Table(
     _time("lease_expires_at", nullable=False),
     _time("finished_at"),
     _text("error_message", nullable=True),
+    Column("engine_deaths", JSONB, nullable=False),
+)
+
+engine_suspect = Table(
+    "engine_suspect",
+    metadata,
+    _text("job_id", key=True),
+    Column("seq", BigInteger, primary_key=True),
+    _count("group_number"),
+    _count("num_deaths"),
+    _count("num_deaths_alone"),
+    _time("last_death_at", nullable=False),
 )
 
 plan = Table(

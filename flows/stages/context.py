@@ -6,7 +6,7 @@ from flows.job_spec import BatchJobSpec
 from flows.progress import Progress
 from flows.stopping import StopSignal
 from flows.wiring import Wiring
-from storage.runs import Run
+from storage.ownership import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ def export_job(context: JobContext) -> str:
     Raises:
         StorageError: requests are pending, the counts disagree, or the object store refused.
     """
-    exported = export_objects(context.wiring.database, context.wiring.objects, context.job_id)
+    exported = export_objects(
+        context.wiring.database, context.wiring.objects, context.job_id, run=context.run
+    )
     errors = "" if exported.error_uri is None else f", {exported.num_error:,} lines in {exported.error_uri}"
     return f"{exported.num_output:,} lines in {exported.output_uri}{errors}"

@@ -54,7 +54,7 @@ def ingest_job(context: JobContext) -> str:
         )
     except _StopIngest:
         return f"stopped after {counts.total:,} lines and rows"
-    set_job_manifest(wiring.database, context.job_id, sources.manifest())
+    set_job_manifest(wiring.database, context.job_id, sources.manifest(), run=context.run)
     return (
         f"{counts.total:,} lines and rows, {counts.errored:,} bad, {counts.num_prompt_tokens:,} prompt tokens"
     )

@@ -98,7 +98,7 @@ def plan_revision(
             overlap=False,
         )
         plan = with_simulation(plan, expected)
-    save_plan(wiring.database, wiring.objects, context.job_id, plan, run_id=context.run.run_id)
+    save_plan(wiring.database, wiring.objects, context.job_id, plan, run=context.run)
     return plan
 
 

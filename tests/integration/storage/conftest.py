@@ -12,8 +12,9 @@ from blend_core.errors import RequestErrorCode
 from storage.database import Database
 from storage.jobs import create_job
 from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.ownership import Run
 from storage.requests import RequestRow, RequestWriter
-from storage.runs import Run, start_run
+from storage.runs import start_run
 
 
 @pytest.fixture

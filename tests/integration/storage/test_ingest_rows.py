@@ -7,9 +7,10 @@ import sqlalchemy as sa
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.database import Database
 from storage.jobs import create_job, get_job
+from storage.ownership import Run
 from storage.requests import RequestRow, RequestWriter
 from storage.results import ResultRow, counts, iter_results, pending_seqs
-from storage.runs import Run, start_run
+from storage.runs import start_run
 
 pytestmark = pytest.mark.postgres
 

@@ -16,8 +16,9 @@ from storage.jobs import (
     set_job_manifest,
     set_job_status,
 )
+from storage.ownership import Run
 from storage.results import counts
-from storage.runs import Run, RunStatus, finish_run, heartbeat, latest_run_error, set_run_details, start_run
+from storage.runs import RunStatus, finish_run, heartbeat, latest_run_error, set_run_details, start_run
 
 pytestmark = pytest.mark.postgres
 

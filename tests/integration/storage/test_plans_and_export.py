@@ -2,41 +2,20 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from blend_core.engines.base import RequestFailed, RequestFinished
 from blend_core.errors import StorageError
-from blend_core.plan import Plan, PlanSummary, frozen
 from storage.database import Database
 from storage.exporting import export_job
 from storage.jobs import JobStatus, close_pending, get_job, set_job_status
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.plans import load_plan, load_plan_summary, next_revision, save_plan
 from storage.recorder import Recorder
-from storage.runs import Run
+from tests.integration.storage.plans import plan_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
-
-
-def plan_of(revision: int) -> Plan:
-    summary = PlanSummary("tiny", "cpu", 4, 2, 20, 8.0, 1.0, 0.5, 2.0, 0.5, 0.4, 1.0, None)
-    return Plan(
-        revision=revision,
-        policy="fcfs",
-        summary=summary,
-        seq=frozen(np.array([1, 0], dtype=np.int64)),
-        num_prompt_tokens=frozen(np.array([10, 10], dtype=np.int32)),
-        num_shared_tokens=frozen(np.array([0, 4], dtype=np.int32)),
-        max_tokens=frozen(np.array([20, 20], dtype=np.int32)),
-        estimated_output_tokens=frozen(np.array([4.0, 4.0])),
-        estimated_output_tokens_sq=frozen(np.array([20.0, 20.0])),
-        compute_s=frozen(np.array([0.5, 0.5])),
-        memory_s=frozen(np.array([0.25, 0.25])),
-        lead=frozen(np.array([False, True])),
-        progress=frozen(np.array([0.0, 1.0])),
-        planned_density=frozen(np.array([2.0, 1.0])),
-    )
 
 
 def test_revisions_are_added_and_the_newest_is_read(
@@ -48,7 +27,7 @@ def test_revisions_are_added_and_the_newest_is_read(
         load_plan(db, objects, job_id)
     assert load_plan_summary(db, job_id) is None
     save_plan(db, objects, job_id, plan_of(0))
-    save_plan(db, objects, job_id, plan_of(1), run_id=take_job(job_id).run_id)
+    save_plan(db, objects, job_id, plan_of(1), run=take_job(job_id))
     assert next_revision(db, job_id) == 2
     assert load_plan(db, objects, job_id).revision == 1
     first = load_plan(db, objects, job_id, revision=0)

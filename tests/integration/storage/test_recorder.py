@@ -11,9 +11,10 @@ from blend_core.errors import StaleRunError, StorageUnavailableError
 from storage.database import Database
 from storage.jobs import JobStatus, set_job_status
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.recorder import Recorder
 from storage.results import counts, densities, iter_results, job_metrics, pending_seqs
-from storage.runs import Run, RunStatus, finish_run
+from storage.runs import RunStatus, finish_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
@@ -121,7 +122,7 @@ def test_a_run_that_was_taken_over_writes_nothing_more(
 def test_an_ended_job_takes_no_late_answer(
     db: Database, objects: ObjectStore, run: Run, answer: Answer
 ) -> None:
-    set_job_status(db, run.job_id, JobStatus.CANCELLED)
+    set_job_status(db, run.job_id, JobStatus.CANCELLED, run=run)
     with pytest.raises(StaleRunError), Recorder(db, objects, run) as recorder:
         recorder.finished(answer(0))
     assert counts(db, run.job_id).cancelled == 10

@@ -11,8 +11,8 @@ from flows.run_lease import held_job
 from flows.stopping import StopSignal
 from storage.database import Database
 from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.ownership import Run
 from storage.recorder import Recorder
-from storage.runs import Run
 
 RUN = Run(run_id="run_x", job_id="job_x", fencing_number=1)
 

@@ -1,0 +1,20 @@
+"""Deaths of engines, the requests under suspicion of them, and guards against a stale run's writes."""
+
+from importlib import resources
+
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Runs the SQL files of this revision, in order."""
+    # The raw psycopg connection: it sends a file of many statements as it is, `%` and colons included.
+    connection = op.get_bind().connection.driver_connection
+    assert connection is not None
+    folder = resources.files("migrations.versions")
+    for part in ("tables", "guards"):
+        connection.execute((folder / f"r0002_{part}.sql").read_text(encoding="utf-8"))
