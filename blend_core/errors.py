@@ -81,6 +81,7 @@ class RequestErrorCode(StrEnum):
     TEMPLATE_FAILED = "template_failed"
     REQUEST_TOO_LARGE = "request_too_large"
     ENGINE_FAILED = "engine_failed"
+    ENGINE_DIED = "engine_died"
     TIMED_OUT = "timed_out"
 
 
@@ -128,7 +129,10 @@ class EngineStartError(EngineError):
 
 
 class EngineDiedError(EngineError):
-    """The engine's process ended in mid-run; its requests in flight have no result and run again."""
+    """The engine's process ended in mid-run, hung, ran out of memory or failed in a way that nobody foresaw.
+
+    Its requests in flight have no result and run again.
+    """
 
     retryable = True
 

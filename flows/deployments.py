@@ -108,8 +108,10 @@ class Submitted:
     flow_run_id: str
 
 
-def submit_job(wiring: Wiring, spec: BatchJobSpec) -> Submitted:
+def submit_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None = None) -> Submitted:
     """Writes a job down and hands it to the served deployment `ad-hoc`.
+
+    The same `idempotency_key` again returns the same job and the same flow run, and starts nothing.
 
     Raises:
         ConfigurationError: the serving process does not know a connection of the job, or a query or template
@@ -127,7 +129,7 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec) -> Submitted:
             deployment = client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
             _check_queries(spec, deployment.tags)
             # Written down first, so that the job shows in `blend status` while it waits for its turn.
-            job_id = create_job(wiring, spec)
+            job_id = create_job(wiring, spec, idempotency_key)
             parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
             try:
                 created = client.create_flow_run_from_deployment(

@@ -87,6 +87,11 @@ class JobOptions(_Part):
         title="Strict model",
         description="a request that asks for another model becomes an error row",
     )
+    request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="seconds from its first step in which a request must end, else it is an error row "
+        "`timed_out`; empty for no limit",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         0, description="seed of sampling and of the choice of length samples, 0 or more"
     )

@@ -81,12 +81,25 @@ def create_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None =
     )
 
 
-def run_job(wiring: Wiring, job_id: str, progress: Progress) -> JobOutcome:
+def run_job(
+    wiring: Wiring,
+    job_id: str,
+    progress: Progress,
+    *,
+    on_sigterm: StopReason = StopReason.INTERRUPTED,
+) -> JobOutcome:
     """Runs an existing job to its end, or continues it where an earlier run stopped.
 
     Stages that are complete are not repeated and what has a result is never run twice. A job that has ended
     is left as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept
-    and exported. SIGTERM stops the run and leaves the job to be continued.
+    and exported. SIGTERM stops the run as `on_sigterm` says, by default so that the job is to be continued: it
+    is what a machine sends that shuts down. A second signal ends the process at once; its engine ends with it.
+
+    Args:
+        wiring: the parts of this process.
+        job_id: the job.
+        progress: where to report to.
+        on_sigterm: INTERRUPTED leaves the job to be continued, CANCELLED cancels it as SIGINT does.
 
     Raises:
         ConfigurationError: the job does not exist, or it cannot run as it was submitted; it is failed then.
@@ -96,7 +109,7 @@ def run_job(wiring: Wiring, job_id: str, progress: Progress) -> JobOutcome:
     stop = StopSignal()
 
     def on_signal(number: signal.Signals) -> None:
-        stop.request(StopReason.CANCELLED if number is signal.SIGINT else StopReason.INTERRUPTED)
+        stop.request(StopReason.CANCELLED if number is signal.SIGINT else on_sigterm)
 
     with stopped_by_signals(on_signal):
         return run_stages(wiring, job_id, progress, stop, _call_stage)

@@ -46,6 +46,18 @@ class EngineSettings(_Group):
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="requests in flight at most")
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(512, description="tokens of a step at most")
     num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 takes every core")
+    stall_limit_s: Annotated[float, Field(gt=0)] = Field(
+        300.0, description="seconds without a word from a running engine after which it counts as hung"
+    )
+    start_limit_s: Annotated[float, Field(gt=0)] = Field(
+        1800.0, description="seconds that an engine may take to load its model"
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        5, description="deaths of an engine in a row, without an answer in between, that are restarted"
+    )
+    restart_delay_s: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="pause before the first restart; doubles with every further one, up to a minute"
+    )
 
 
 class NightlySettings(_Group):

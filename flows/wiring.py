@@ -156,6 +156,7 @@ class Wiring:
             max_num_batched_tokens=engine.max_num_batched_tokens,
             num_threads=engine.num_threads or None,
             seed=spec.options.seed,
+            request_timeout_s=spec.options.request_timeout_s,
         )
         return EngineProcess(partial(make_torch_engine, options))
 

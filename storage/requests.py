@@ -13,7 +13,7 @@ from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.copying import copy_rows, instant_us, store_all
 from storage.database import Database
 from storage.jobs import JobStatus, unknown_job
-from storage.ownership import Run, stale_run
+from storage.ownership import Run, hold_job
 from storage.postgres_text import clean_text, cut_text
 from storage.schema import batch_job, request, result
 
@@ -123,6 +123,8 @@ class RequestWriter:
             StorageError: the ingest of the job is complete already, or the job has ended.
         """
         with self._db.connect() as connection:
+            if self._run is not None:
+                hold_job(connection, self._run)
             job = connection.execute(
                 sa.select(batch_job.c.status, batch_job.c.ingested_at, batch_job.c.fencing_number)
                 .where(batch_job.c.job_id == self._job_id)
@@ -130,8 +132,6 @@ class RequestWriter:
             ).one_or_none()
             if job is None:
                 raise unknown_job(self._job_id)
-            if self._run is not None and self._run.fencing_number != job.fencing_number:
-                raise stale_run(self._run)
             if job.ingested_at is not None or JobStatus(job.status).is_end:
                 raise StorageError(
                     f"Job {self._job_id} has all its requests already; submit a new job.", job_id=self._job_id

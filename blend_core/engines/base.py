@@ -17,6 +17,20 @@ from blend_core.specs import DeviceProfile, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsAdmitted:
+    """Requests that are in flight from the next step on, told before that step computes anything.
+
+    Should the engine die, what was admitted and has not ended is what it may have died of. Told once a
+    request: one that is preempted is not admitted anew.
+
+    Attributes:
+        seqs: the requests, in the order of their admission.
+    """
+
+    seqs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFinished:
     """One answer.
 
@@ -122,7 +136,7 @@ class StepWindow:
         return self.compute_s / self.memory_s if self.memory_s > 0 else None
 
 
-EngineEvent = RequestFinished | RequestFailed | StepWindow
+EngineEvent = RequestsAdmitted | RequestFinished | RequestFailed | StepWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +183,11 @@ class Engine(Protocol):
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
         """Runs everything in the source and yields events as they happen, one ending event per request.
 
-        Raises `EngineDiedError` when the engine's process ends early; requests without an event have not run.
+        A request is told as admitted before a step computes it; one that cannot run at all fails without.
+
+        Raises `EngineDiedError` when the engine's process ends early, its memory does not suffice, or it
+        fails in a way that it did not foresee. It must be opened anew then; requests without an ending event
+        run again.
         """
 
     def close(self) -> None:

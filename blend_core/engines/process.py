@@ -262,6 +262,8 @@ def _died(return_code: int) -> EngineDiedError:
     if return_code < 0:
         names = {number.value: number.name for number in signal.Signals}
         how = f"was killed by signal {names.get(-return_code, -return_code)}"
+        if -return_code == signal.SIGKILL:
+            how += ", as the kernel does when memory runs out"
     else:
         how = f"ended with exit status {return_code}"
     return EngineDiedError(

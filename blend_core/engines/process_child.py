@@ -29,7 +29,13 @@ from blend_core.engines.process_messages import (
     SourceFailed,
     StartRun,
 )
-from blend_core.errors import BlendError, ConfigurationError, EngineError, EngineStartError
+from blend_core.errors import (
+    BlendError,
+    ConfigurationError,
+    EngineDiedError,
+    EngineError,
+    EngineStartError,
+)
 from blend_core.plan import Plan
 from blend_core.request import Request
 
@@ -130,13 +136,16 @@ def _run(engine: Engine, channel: _Channel) -> None:
             channel.send(Happened(event))
         source.close()
     except Exception as error:
-        _report(channel, error, EngineError)
+        _report(channel, error, EngineDiedError)
     else:
         channel.send(RunEnded())
 
 
 def _report(channel: _Channel, error: Exception, wrapper: type[EngineError]) -> None:
-    """Sends an error of the tree as it is, any other one as its name with the details in the log."""
+    """Sends an error of the tree as it is, any other one as its name with the details in the log.
+
+    In mid-run any other one is the engine's end: what it had in hand then is not to be trusted any more.
+    """
     if not isinstance(error, BlendError):
         traceback.print_exception(error, file=sys.stderr)
         error = wrapper(

@@ -11,6 +11,7 @@ from blend_core.engines.base import (
     EngineInfo,
     RequestFailed,
     RequestFinished,
+    RequestsAdmitted,
     RequestSource,
     StepWindow,
 )
@@ -116,7 +117,11 @@ class SimulatedEngine:
                 yield window
             if stepper.is_done:
                 break
-            for event in stepper.advance():
+            events = stepper.advance()
+            admitted = stepper.take_admitted()
+            if admitted:
+                yield RequestsAdmitted(admitted)
+            for event in events:
                 yield job.event(event)
         window = stepper.flush()
         if window is not None:

@@ -84,6 +84,7 @@ class Stepper:
         self._clock = RunClock(model, device, limits, revision, overlap=overlap, started_at=started_at)
         self._revision = revision
         self._first_admission: dict[int, tuple[float, int, int]] = {}
+        self._admitted: list[int] = []
 
     @property
     def now(self) -> float:
@@ -141,6 +142,11 @@ class Stepper:
         elif not events:
             raise EngineError("The admission policy starts nothing though nothing runs; report its plan.")
         return events
+
+    def take_admitted(self) -> tuple[int, ...]:
+        """Seqs admitted for the first time since the last call, in order."""
+        admitted, self._admitted = tuple(self._admitted), []
+        return admitted
 
     def revise(self, plan: Plan) -> StepWindow | None:
         """Puts a later plan in force; returns the window before it, if any."""
@@ -206,6 +212,7 @@ class Stepper:
         self._policy.admitted(seq, side, num_cached_tokens)
         if row not in self._first_admission:
             self._first_admission[row] = (self.now, num_cached_tokens, self._revision)
+            self._admitted.append(seq)
             self._clock.num_cached_tokens += num_cached_tokens
         return True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.base import RequestFailed, RequestFinished, RequestsAdmitted, StepWindow
 from blend_core.engines.torch.options import TorchEngineOptions
 from blend_core.errors import EngineError
 from blend_core.model_store import ModelStore
@@ -153,6 +153,8 @@ def _run_policy(
             case StepWindow():
                 num_preempted += event.num_preempted
                 busy_s += event.duration_s
+            case RequestsAdmitted():
+                pass
             case RequestFailed():
                 raise EngineError(
                     f"Request {event.seq} failed under {policy}: {event.message}", seq=event.seq

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,6 +50,23 @@ MaxTokens = Annotated[
 Name = Annotated[str | None, typer.Option(help="Name of the job in lists and reports.")]
 
 
+class OnSigterm(StrEnum):
+    """What SIGTERM does to the job of `blend run`."""
+
+    INTERRUPT = "interrupt"
+    CANCEL = "cancel"
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="A name of yours for this job, such as its night: the same key again is the same job, not another.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Adds the commands."""
     app.command()(run)
@@ -69,12 +87,21 @@ def run(
     job_id: Annotated[
         str | None, typer.Option("--job-id", metavar="JOB", help="Continue this job instead of creating one.")
     ] = None,
+    idempotency_key: IdempotencyKey = None,
+    on_sigterm: Annotated[
+        OnSigterm,
+        typer.Option(
+            help="SIGTERM leaves the job to be continued (interrupt), or cancels it as Ctrl-C does and exports "
+            "what has finished (cancel)."
+        ),
+    ] = OnSigterm.INTERRUPT,
     json: Json = False,
 ) -> None:
     """Run a batch job here, to its end.
 
     Starts the embedded services where needed; works with Prefect down. A job that was stopped is continued
-    with --job-id: what has a result is never run twice. This is the call for cron or Airflow: exit status 0
+    with --job-id: what has a result is never run twice. Ctrl-C cancels the job and keeps what has finished;
+    SIGTERM does what --on-sigterm says, and a second signal ends everything at once. This is the call for cron or Airflow: exit status 0
     when the job is completed (error rows included), 1 when it failed, expired or was cancelled, 2 for wrong
     usage or configuration.
 
@@ -82,12 +109,13 @@ def run(
     Examples:
       blend upload requests.jsonl && blend run --s3 s3://blend/uploads/requests.jsonl
       blend run night.yaml --json
+      blend run night.yaml --idempotency-key "night $(date +%F)" --json
       blend run --s3 s3://bucket/requests/ --model smollm2-135m --policy dual_scan
       blend run --sql tickets.sql --prompt 'Summarise: {{ body }}'
       blend run --job-id job_01m8kzrqrsafg01r9jwt --json
     """
     given = _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name)
-    if job_id is not None and (job_file is not None or given):
+    if job_id is not None and (job_file is not None or given or idempotency_key is not None):
         raise ConfigurationError("--job-id continues a job as it is; leave out the job file and its options.")
     spec = None if job_id is not None else _job(job_file, given)
 
@@ -97,19 +125,21 @@ def run(
     from flows.preflight import check_job
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
+    from flows.stopping import StopReason
     from storage.jobs import get_job
 
     ids = {} if job_id is None else {"job_id": job_id}
     with errors_about(ids), brought_up() as wiring:
         if spec is not None:
             check_job(wiring, spec)
-            job_id = create_job(wiring, spec)
+            job_id = create_job(wiring, spec, idempotency_key)
         assert job_id is not None
         ids["job_id"] = job_id
         tell(f"job {job_id}")
         try:
             with shown_progress(sys.stderr, time.monotonic) as progress:
-                outcome = run_job(wiring, job_id, progress)
+                reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
+                outcome = run_job(wiring, job_id, progress, on_sigterm=reason)
         except Exception:
             with suppress(BlendError):
                 ids["status"] = get_job(wiring.database, job_id).status.value
@@ -130,6 +160,7 @@ def submit(
     policy: PolicyName = None,
     max_tokens: MaxTokens = None,
     name: Name = None,
+    idempotency_key: IdempotencyKey = None,
     json: Json = False,
 ) -> None:
     """Submit a batch job and return its id at once.
@@ -152,7 +183,7 @@ def submit(
         if wiring.settings.prefect_api_url is None:
             # Behind the Prefect server of somebody else there may be other models.
             wiring.models.resolve(spec.model)
-        submitted = submit_job(wiring, spec)
+        submitted = submit_job(wiring, spec, idempotency_key)
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     link = f"{ui_url}/runs/flow-run/{submitted.flow_run_id}"
     if json:

@@ -139,7 +139,7 @@ class TorchEngine:
         )
         eos_token_ids = frozenset(token for token in config.eos_token_ids if 0 <= token < config.vocab_size)
         rules = AnswerRules(max_model_len, eos_token_ids, options.seed, Detokenizer(folder))
-        return LoadedModel(info, rules, executor, device, dtype, options.policy)
+        return LoadedModel(info, rules, executor, device, dtype, options.policy, options.request_timeout_s)
 
     def _num_blocks(self, bytes_per_block: int) -> int:
         options = self._options

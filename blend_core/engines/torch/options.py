@@ -26,6 +26,7 @@ class TorchEngineOptions:
         max_model_len: longest prompt plus answer, at most the model's; None takes the model's.
         num_threads: CPU threads of torch; None leaves torch's own choice.
         seed: of the generator behind requests that bring no seed.
+        request_timeout_s: seconds from a request's first step in which it must end; None without end.
     """
 
     model_folder: str
@@ -41,6 +42,7 @@ class TorchEngineOptions:
     max_model_len: int | None = None
     num_threads: int | None = None
     seed: int = 0
+    request_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raises `ConfigurationError` naming the option that makes no sense."""
@@ -60,6 +62,8 @@ class TorchEngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
+        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
+            raise ConfigurationError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_num_seqs "

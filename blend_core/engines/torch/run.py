@@ -10,10 +10,12 @@ from blend_core.engines.base import (
     EngineInfo,
     RequestFailed,
     RequestFinished,
+    RequestsAdmitted,
     RequestSource,
 )
 from blend_core.engines.torch.accounting import StepMeter
 from blend_core.engines.torch.batch import ScheduledRows, build_batch
+from blend_core.engines.torch.device_memory import out_of_memory_is_death
 from blend_core.engines.torch.executor import Executor
 from blend_core.engines.torch.sampler import sample
 from blend_core.engines.torch.scheduler import ScheduledStep, Scheduler
@@ -48,6 +50,7 @@ class LoadedModel:
         device: of the tensors.
         dtype: of the tensors.
         policy: name of the admission policy.
+        request_timeout_s: seconds from a request's first admission in which it must end; None without end.
     """
 
     info: EngineInfo
@@ -56,6 +59,7 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     policy: str
+    request_timeout_s: float | None
 
 
 class Run:
@@ -76,6 +80,8 @@ class Run:
         self._windows = WindowAccumulator(
             model.info.model, model.info.device, plan.revision, overlap=model.executor.overlap
         )
+        # In the order of admission, which is the order in which they run out.
+        self._deadlines: dict[int, float] = {}
         # Fetched in bulk when a look-ahead of one full batch is no longer at hand.
         self._look_ahead = limits.max_num_seqs
         self._fetch_size = 4 * limits.max_num_seqs
@@ -90,6 +96,7 @@ class Run:
 
         Raises:
             EngineError: the policy admits nothing although requests wait and none is in flight.
+            EngineDiedError: a step needs more memory than the device has.
         """
         while True:
             self._drop_withdrawn()
@@ -104,7 +111,7 @@ class Run:
 
     def _drop_withdrawn(self) -> None:
         for seq in self._source.withdrawn():
-            self._scheduler.drop(seq)
+            self._drop(seq)
 
     def _take_revision(self) -> Iterator[EngineEvent]:
         plan = self._source.revision()
@@ -171,10 +178,17 @@ class Run:
                 f"Policy {self._model.policy} admits none of {self._policy.num_waiting} waiting requests "
                 "although nothing runs; choose another policy and report this."
             )
+        scheduled = self._clocks.elapsed()
+        if step.admitted:
+            self._set_deadlines(step.admitted, start)
+            yield RequestsAdmitted(tuple(step.admitted))
+        told_s = self._clocks.elapsed() - scheduled
         meter = StepMeter(self._scheduler, step, started_at)
-        sampling, tokens = self._compute(step)
+        with out_of_memory_is_death(self._model.device):
+            sampling, tokens = self._compute(step)
         ended = self._settle(step, sampling, tokens)
-        window = self._windows.add(meter.record(self._clocks.elapsed() - start, len(ended)))
+        ended += self._end_overdue()
+        window = self._windows.add(meter.record(self._clocks.elapsed() - start - told_s, len(ended)))
         yield from ended
         if window is not None:
             yield window
@@ -214,8 +228,32 @@ class Run:
                 ended.append(event)
         return ended
 
+    def _set_deadlines(self, admitted: list[int], started_s: float) -> None:
+        timeout_s = self._model.request_timeout_s
+        if timeout_s is not None:
+            self._deadlines.update(dict.fromkeys(admitted, started_s + timeout_s))
+
+    def _end_overdue(self) -> list[EngineEvent]:
+        """Ends requests that have been in the engine for too long, preempted ones that wait included."""
+        ended: list[EngineEvent] = []
+        now_s = self._clocks.elapsed()
+        for seq, deadline_s in list(self._deadlines.items()):
+            if deadline_s > now_s:
+                break
+            num_tokens = self._scheduler.num_output_tokens(seq)
+            ended.append(
+                self._failed(
+                    seq,
+                    RequestErrorCode.TIMED_OUT,
+                    f"The request took longer than {self._model.request_timeout_s:g} s (request_timeout_s); "
+                    f"the {num_tokens} tokens of its answer so far are thrown away.",
+                )
+            )
+        return ended
+
     def _take(self, sequence: Sequence, token_id: int | None) -> EngineEvent | None:
         if token_id is None:
+            self._deadlines.pop(sequence.seq, None)
             self._scheduler.discard(sequence.seq)
             return self._failure(
                 sequence.seq, RequestErrorCode.ENGINE_FAILED, "The model's logits are no finite numbers."
@@ -230,7 +268,7 @@ class Run:
             )
         if ending is None:
             return None
-        self._scheduler.drop(sequence.seq)
+        self._drop(sequence.seq)
         now = self._clocks.now()
         return RequestFinished(
             seq=sequence.seq,
@@ -245,8 +283,12 @@ class Run:
         )
 
     def _failed(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
-        self._scheduler.drop(seq)
+        self._drop(seq)
         return self._failure(seq, code, message)
+
+    def _drop(self, seq: int) -> None:
+        self._deadlines.pop(seq, None)
+        self._scheduler.drop(seq)
 
     def _failure(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
         return RequestFailed(seq, self._revision, code, message, self._clocks.now())

@@ -15,12 +15,14 @@ class ScheduledStep:
     Attributes:
         decodes: requests with one token each.
         prefills: requests with a piece of their prompt: how many tokens.
+        admitted: seqs among them that were never in flight before, in the order of their admission.
         num_cached_tokens: prompt tokens that first admissions found in the cache.
         num_preempted: requests that lost their blocks to make room.
     """
 
     decodes: list[Sequence]
     prefills: list[tuple[Sequence, int]]
+    admitted: list[int]
     num_cached_tokens: int
     num_preempted: int
 
@@ -86,6 +88,10 @@ class Scheduler:
         """Requests in flight from a side."""
         return sum(sequence.side is side for sequence in self._running.values())
 
+    def num_output_tokens(self, seq: int) -> int:
+        """Tokens of the answer so far of a request at hand."""
+        return (self._running.get(seq) or self._waiting[seq]).num_output_tokens
+
     def knows(self, seq: int) -> bool:
         """Whether the request is at hand, waiting or in flight."""
         return seq in self._waiting or seq in self._running
@@ -122,17 +128,19 @@ class Scheduler:
         for sequence in self._running.values():
             if not sequence.is_decoding and budget > 0:
                 budget -= self._add_chunk(prefills, sequence, budget)
+        first_admitted: list[int] = []
         num_cached_tokens = 0
         while budget > 0 and len(self._running) < self._limits.max_num_seqs:
             admitted = self._admit_next()
             if admitted is None:
                 break
             if not admitted.num_once_computed_tokens:
+                first_admitted.append(admitted.seq)
                 num_cached_tokens += admitted.num_cached_tokens
             budget -= self._add_chunk(prefills, admitted, budget)
         for sequence in decodes:
             self._name_blocks(sequence, 1)
-        return ScheduledStep(decodes, prefills, num_cached_tokens, num_preempted)
+        return ScheduledStep(decodes, prefills, first_admitted, num_cached_tokens, num_preempted)
 
     def _make_room_for_decoding(self) -> int:
         """Gives decoding requests their next block; preempts the latest admitted where none is left."""

@@ -52,14 +52,15 @@ def test_answers_and_errors_are_exported_in_openai_batch_format(
     failure: Callable[[int], RequestFailed],
 ) -> None:
     job_id = make_job(num_valid=4, num_bad=1)
-    with Recorder(db, objects, take_job(job_id)) as recorder:
+    run = take_job(job_id)
+    with Recorder(db, objects, run) as recorder:
         recorder.finished(answer(0))
         recorder.failed(failure(1))
         recorder.finished(replace(answer(2), finish_reason="length"))
     with pytest.raises(StorageError, match="1 requests without a result"):
-        export_job(db, objects, job_id)
-    close_pending(db, job_id, JobStatus.EXPIRED)
-    exported = export_job(db, objects, job_id)
+        export_job(db, objects, job_id, run=run)
+    close_pending(db, job_id, JobStatus.EXPIRED, run=run)
+    exported = export_job(db, objects, job_id, run=run)
     assert (exported.num_output, exported.num_error) == (2, 3)
     output = lines(objects, exported.output_uri)
     assert output[0] == {
@@ -99,7 +100,7 @@ def test_answers_and_errors_are_exported_in_openai_batch_format(
     ]
     job = get_job(db, job_id)
     assert (job.output_uri, job.error_uri) == (exported.output_uri, exported.error_uri)
-    assert set_job_status(db, job_id, JobStatus.EXPIRED).num_succeeded == 2
+    assert set_job_status(db, job_id, JobStatus.EXPIRED, run=run).num_succeeded == 2
 
 
 def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(
@@ -110,11 +111,12 @@ def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(
     answer: Callable[..., RequestFinished],
 ) -> None:
     job_id = make_job(num_valid=1)
-    with Recorder(db, objects, take_job(job_id)) as recorder:
+    run = take_job(job_id)
+    with Recorder(db, objects, run) as recorder:
         recorder.finished(answer(0))
-    first = export_job(db, objects, job_id)
+    first = export_job(db, objects, job_id, run=run)
     content = objects.get(f"jobs/{job_id}/output.jsonl")
     assert first.error_uri is None
-    assert export_job(db, objects, job_id) == first
+    assert export_job(db, objects, job_id, run=run) == first
     assert objects.get(f"jobs/{job_id}/output.jsonl") == content
     assert objects.keys(f"jobs/{job_id}/errors") == []

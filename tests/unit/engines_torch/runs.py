@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from blend_core.engines.base import EngineEvent, RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.base import (
+    EngineEvent,
+    RequestFailed,
+    RequestFinished,
+    RequestsAdmitted,
+    StepWindow,
+)
 from blend_core.engines.torch.engine import TorchEngine
 from blend_core.engines.torch.options import TorchEngineOptions
 from blend_core.plan import Plan, PlanSummary
@@ -97,14 +103,19 @@ class Outcome:
     finished: dict[int, RequestFinished] = field(default_factory=dict)
     failed: dict[int, RequestFailed] = field(default_factory=dict)
     windows: list[StepWindow] = field(default_factory=list)
+    admitted: list[int] = field(default_factory=list)
 
     def add(self, event: EngineEvent) -> None:
         if isinstance(event, StepWindow):
             self.windows.append(event)
+        elif isinstance(event, RequestsAdmitted):
+            assert not set(event.seqs) & set(self.admitted), "a request was told as admitted twice"
+            self.admitted += event.seqs
         else:
             assert event.seq not in self.finished, "two events for one request"
             assert event.seq not in self.failed, "two events for one request"
             if isinstance(event, RequestFinished):
+                assert event.seq in self.admitted, "a request ended that was never told as admitted"
                 self.finished[event.seq] = event
             else:
                 self.failed[event.seq] = event

@@ -18,24 +18,27 @@ def test_an_engine_that_tells_nothing_is_ended() -> None:
         yield failed(0)
         assert ended.wait(10), "nobody ended the engine"
 
-    with StallWatch(0.1, ended.set, time.monotonic) as watch:
+    with StallWatch(lambda: 0.1, ended.set, time.monotonic) as watch:
         assert [event.seq for event in watch.watched(silent()) if isinstance(event, RequestFailed)] == [0]
 
     assert ended.is_set()
+    assert watch.silent_s is not None
+    assert watch.silent_s > 0.1
 
 
 def test_a_slow_reader_is_no_stall() -> None:
     ended = threading.Event()
 
-    with StallWatch(0.1, ended.set, time.monotonic) as watch:
+    with StallWatch(lambda: 0.1, ended.set, time.monotonic) as watch:
         for _ in watch.watched(iter([failed(0), failed(1)])):
             time.sleep(0.3)
 
     assert not ended.is_set()
+    assert watch.silent_s is None
 
 
 def test_every_event_passes_in_order() -> None:
     events = [failed(seq) for seq in range(5)]
 
-    with StallWatch(60, lambda: None, time.monotonic) as watch:
+    with StallWatch(lambda: 60, lambda: None, time.monotonic) as watch:
         assert list(watch.watched(iter(events))) == events
