@@ -136,10 +136,13 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None =
                     deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
                 )
             except httpx.HTTPError:
-                # Should Prefect have taken it nevertheless, its run finds an ended job and leaves it, or runs
-                # the job already and keeps it.
-                with suppress(StorageError):
-                    set_job_status(wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER)
+                if idempotency_key is None:
+                    # A job that has a key is handed over by the next try. Should Prefect have taken this one
+                    # nevertheless, its run finds an ended job and leaves it, or runs the job and keeps it.
+                    with suppress(StorageError):
+                        set_job_status(
+                            wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER
+                        )
                 raise
     except ObjectNotFound:
         raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None

@@ -26,6 +26,7 @@ from storage.results import (
     job_metrics,
 )
 from storage.runs import latest_run_error, latest_run_id
+from storage.suspects import EngineDeath, engine_deaths
 
 NUM_TABLE_ROWS = 12
 
@@ -101,6 +102,7 @@ class JobReport:
         failure: why the job failed, or its latest run if the job goes on; None where neither did.
         output_uri: exported object of answers; None where there is none.
         error_uri: exported object of error rows; None where there is none.
+        engine_deaths: when and why engines of the job died, over all its runs, in order of time.
     """
 
     job_id: str
@@ -118,6 +120,7 @@ class JobReport:
     failure: str | None = None
     output_uri: str | None = None
     error_uri: str | None = None
+    engine_deaths: tuple[EngineDeath, ...] = ()
 
     @property
     def density(self) -> float | None:
@@ -163,6 +166,7 @@ class JobReport:
             "density": {"device": self.device, "measured": self.density},
             "what_if": {"device": self.what_if_device, "density": self.what_if_density},
             "error_codes": self.error_codes,
+            "engine_deaths": [death.as_json() for death in self.engine_deaths],
             "batches": [
                 asdict(batch) | {"density": batch.density, "what_if_density": batch.what_if_density}
                 for batch in self.batches
@@ -209,6 +213,7 @@ def build_report(
         failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
         output_uri=job.output_uri,
         error_uri=job.error_uri,
+        engine_deaths=tuple(engine_deaths(database, job_id)),
     )
 
 

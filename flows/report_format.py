@@ -7,6 +7,9 @@ from blend_core.errors import ConfigurationError
 from flows.report import BatchDensity, JobReport, merged
 from flows.stages.plan import GENERIC_PROFILE
 from flows.tables import cell_text, markdown_table, percent_text, text_table
+from storage.suspects import EngineDeath
+
+DEATH_HEADERS = ("engine died at", "in flight", "reason")
 
 DENSITY_COLUMNS = (
     "Prefill, cached and decode count tokens; left and right are requests in flight from the two ends of the "
@@ -20,6 +23,8 @@ def report_text(report: JobReport) -> str:
     parts = ["\n".join(f"{name:<16} {value}" for name, value in summary_rows(report))]
     if report.error_codes:
         parts.append(text_table(("error code", "rows"), list(report.error_codes.items())))
+    if report.engine_deaths:
+        parts.append(text_table(DEATH_HEADERS, death_rows(report.engine_deaths)))
     if report.batches:
         parts.append(text_table(density_headers(report), density_rows(report)))
     return "\n\n".join(parts)
@@ -31,6 +36,8 @@ def report_markdown(report: JobReport) -> str:
     parts.append(_where_markdown(report))
     if report.error_codes:
         parts += ["### Error rows", markdown_table(("error code", "rows"), list(report.error_codes.items()))]
+    if report.engine_deaths:
+        parts += ["### Deaths of engines", markdown_table(DEATH_HEADERS, death_rows(report.engine_deaths))]
     if report.batches:
         density = markdown_table(density_headers(report), density_rows(report))
         parts += ["### Density per batch", DENSITY_COLUMNS, density]
@@ -92,6 +99,11 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         if report.device == GENERIC_PROFILE:
             rows.append(("", "`cpu` is a generic profile; `blend profile` measures this machine"))
     return rows
+
+
+def death_rows(deaths: Sequence[EngineDeath]) -> list[tuple[object, ...]]:
+    """The table under `DEATH_HEADERS`."""
+    return [(f"{death.died_at:%Y-%m-%d %H:%M:%S}", death.num_in_flight, death.reason) for death in deaths]
 
 
 def density_headers(report: JobReport) -> tuple[str, ...]:

@@ -92,8 +92,9 @@ def run_job(
 
     Stages that are complete are not repeated and what has a result is never run twice. A job that has ended
     is left as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept
-    and exported. SIGTERM stops the run as `on_sigterm` says, by default so that the job is to be continued: it
-    is what a machine sends that shuts down. A second signal ends the process at once; its engine ends with it.
+    and exported. SIGTERM stops the run as `on_sigterm` says, by default so that the job is to be continued:
+    it is what a machine sends that shuts down. A second signal ends the process at once, and its engine with
+    it.
 
     Args:
         wiring: the parts of this process.

@@ -8,6 +8,7 @@ cleared by having them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -31,6 +32,14 @@ class EngineDeath:
     died_at: datetime
     reason: str
     num_in_flight: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for `--json`."""
+        return {
+            "died_at": self.died_at.isoformat(),
+            "reason": self.reason,
+            "num_in_flight": self.num_in_flight,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ IdempotencyKey = Annotated[
     typer.Option(
         "--idempotency-key",
         metavar="KEY",
-        help="A name of yours for this job, such as its night: the same key again is the same job, not another.",
+        help="A name of yours for this job, such as its night: the same key again is the same job.",
     ),
 ]
 
@@ -91,8 +91,8 @@ def run(
     on_sigterm: Annotated[
         OnSigterm,
         typer.Option(
-            help="SIGTERM leaves the job to be continued (interrupt), or cancels it as Ctrl-C does and exports "
-            "what has finished (cancel)."
+            help="SIGTERM leaves the job to be continued (interrupt), or cancels it as Ctrl-C does and "
+            "exports what has finished (cancel)."
         ),
     ] = OnSigterm.INTERRUPT,
     json: Json = False,
@@ -101,9 +101,9 @@ def run(
 
     Starts the embedded services where needed; works with Prefect down. A job that was stopped is continued
     with --job-id: what has a result is never run twice. Ctrl-C cancels the job and keeps what has finished;
-    SIGTERM does what --on-sigterm says, and a second signal ends everything at once. This is the call for cron or Airflow: exit status 0
-    when the job is completed (error rows included), 1 when it failed, expired or was cancelled, 2 for wrong
-    usage or configuration.
+    SIGTERM does what --on-sigterm says, and a second signal ends everything at once. This is the call for
+    cron or Airflow: exit status 0 when the job is completed (error rows included), 1 when it failed, expired
+    or was cancelled, 2 for wrong usage or configuration.
 
     \b
     Examples:

@@ -108,11 +108,13 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     from storage.jobs import get_job
     from storage.results import counts, job_metrics
     from storage.runs import latest_run_error
+    from storage.suspects import engine_deaths
 
     with connected() as wiring:
         job = get_job(wiring.database, job_id)
         tally = counts(wiring.database, job_id)
         metrics = job_metrics(wiring.database, job_id)
+        deaths = engine_deaths(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
     if json:
         print_json(
@@ -122,6 +124,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_error": run_error,
+                "engine_deaths": [death.as_json() for death in deaths],
             }
         )
         return
@@ -134,6 +137,10 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     if metrics.tokens_per_s is not None:
         sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
+    if deaths:
+        print_line(
+            f"Its engine died {len(deaths)} times, at {deaths[-1].died_at:%H:%M:%S} last: {deaths[-1].reason}"
+        )
     if job.error_message:
         print_line(job.error_message)
     if run_error:

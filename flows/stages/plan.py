@@ -1,16 +1,20 @@
 """The plan stage: a revision of the job's plan, simulated and stored."""
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from blend_core.engines.base import RequestFailed
+from blend_core.errors import RequestErrorCode
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate, with_simulation
 from flows.stages.context import JobContext
 from storage.plans import next_revision, save_plan
+from storage.recorder import Recorder
 from storage.request_shards import RequestShards
 from storage.results import pending_seqs
 
@@ -24,7 +28,8 @@ MAX_SIMULATED_REQUESTS = 50_000
 def plan_job(context: JobContext) -> str:
     """Plans what has no result yet as the job's first revision; returns the outcome in one line.
 
-    A job that has a plan, or nothing to run, is left as it is.
+    A request that the whole KV cache cannot hold becomes an error row. A job that has a plan, or nothing to
+    run, is left as it is.
 
     Raises:
         PlanError: the requests cannot be planned.
@@ -37,15 +42,20 @@ def plan_job(context: JobContext) -> str:
     if len(pending) == 0:
         return "nothing to run"
     with RequestShards(context.wiring.objects, context.job_id) as shards:
-        plan = plan_revision(context, shards, pending, samples={}, revision=0)
+        requests = _refuse_too_large(context, shards.load_arrays(pending))
+    if len(requests) == 0:
+        return f"nothing to run: the KV cache is too small for all {len(pending):,} requests"
+    plan = plan_revision(context, requests, samples={}, revision=0)
+    num_refused = len(pending) - len(requests)
     summary = plan.summary
     duration = ""
     if summary.estimated_duration_s is not None:
         duration = f", about {summary.estimated_duration_s:,.0f} s"
         if context.wiring.settings.engine.device_profile == GENERIC_PROFILE:
             duration += " on the generic CPU profile (`blend profile` measures this machine)"
+    refused = f" ({num_refused:,} more are too large for the KV cache)" if num_refused else ""
     return (
-        f"{summary.num_requests:,} requests{duration}, optimum {summary.optimum_s:,.0f} s, "
+        f"{summary.num_requests:,} requests{refused}{duration}, optimum {summary.optimum_s:,.0f} s, "
         f"density {summary.density:.2f}, prefix sharing {summary.prefix_sharing_planned:.0%} "
         f"of at best {summary.prefix_sharing_best:.0%}"
     )
@@ -53,8 +63,7 @@ def plan_job(context: JobContext) -> str:
 
 def plan_revision(
     context: JobContext,
-    shards: RequestShards,
-    pending: npt.NDArray[np.int64],
+    requests: RequestArrays,
     *,
     samples: Mapping[int, int],
     revision: int,
@@ -63,15 +72,12 @@ def plan_revision(
 
     Args:
         context: the run.
-        shards: the job's requests.
-        pending: seqs without a result.
+        requests: those without a result, and those of `samples`.
         samples: output tokens of finished requests by seq: what the estimates rest on.
         revision: its number.
     """
     wiring, options = context.wiring, context.spec.options
     model, device = wiring.model_spec(context.spec.model), wiring.device_profile()
-    named = np.union1d(pending, np.fromiter(samples, dtype=np.int64, count=len(samples)))
-    requests = shards.load_arrays(named)
     plan = build_plan(
         requests,
         model,
@@ -100,6 +106,33 @@ def plan_revision(
         plan = with_simulation(plan, expected)
     save_plan(wiring.database, wiring.objects, context.job_id, plan, run=context.run)
     return plan
+
+
+def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestArrays:
+    """Gives requests that no order can fit into the KV cache an error row; returns the others."""
+    wiring = context.wiring
+    model = wiring.model_spec(context.spec.model)
+    limits = wiring.engine_limits(model)
+    capacity = limits.num_blocks * limits.block_size
+    # The last token of an answer is never read, so it needs no KV.
+    longest = requests.num_prompt_tokens + requests.max_tokens.astype(np.int64)
+    needed = np.minimum(longest, model.max_model_len) - 1
+    too_large = needed > capacity
+    if not too_large.any():
+        return requests
+    with Recorder(wiring.database, wiring.objects, context.run) as recorder:
+        for row in np.flatnonzero(too_large).tolist():
+            message = (
+                f"A prompt of {int(requests.num_prompt_tokens[row])} tokens and max_tokens of "
+                f"{int(requests.max_tokens[row])} need {int(needed[row])} tokens of KV cache, which holds "
+                f"{capacity}; lower max_tokens, or raise BLEND_ENGINE__KV_GIB."
+            )
+            recorder.failed(
+                RequestFailed(
+                    int(requests.seq[row]), 0, RequestErrorCode.REQUEST_TOO_LARGE, message, time.time()
+                )
+            )
+    return requests.take(np.flatnonzero(~too_large))
 
 
 def _expected_lengths(requests: RequestArrays, plan: Plan) -> npt.NDArray[np.int64]:

@@ -5,6 +5,8 @@ import threading
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from blend_core.errors import BlendError
 from blend_core.plan import Plan
 from flows.stages.context import JobContext
@@ -98,8 +100,12 @@ class Replanner:
             samples = output_lengths(database, context.job_id, self._plan.seq[self._plan.lead].tolist())
             pending = pending_seqs(database, context.job_id)
             if samples and len(pending):
+                named = np.union1d(pending, np.fromiter(samples, dtype=np.int64, count=len(samples)))
                 self._revised = plan_revision(
-                    context, self._shards, pending, samples=samples, revision=self._plan.revision + 1
+                    context,
+                    self._shards.load_arrays(named),
+                    samples=samples,
+                    revision=self._plan.revision + 1,
                 )
                 context.progress.note(
                     f"Planned the rest again with the lengths of {len(samples)} answers as samples."

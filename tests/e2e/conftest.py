@@ -62,7 +62,13 @@ def endpoints(postgres_url: str, object_store_options: ObjectStoreOptions) -> En
 
 
 ENGINE = EngineSettings(
-    dtype="float32", kv_gib=0.02, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, num_threads=1
+    dtype="float32",
+    kv_gib=0.02,
+    block_size=16,
+    max_num_seqs=16,
+    max_num_batched_tokens=256,
+    num_threads=1,
+    restart_delay_s=0.05,
 )
 
 

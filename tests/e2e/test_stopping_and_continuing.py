@@ -127,10 +127,8 @@ def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_cont
     assert_sums_hold(wiring, job_id, 300)
 
 
-def test_an_engine_that_hangs_is_ended_and_its_requests_run_again(
-    wiring: Wiring, make_job: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.stages.infer.STALL_LIMIT_S", 5.0)
+def test_an_engine_that_hangs_is_ended_and_its_requests_run_again(wiring: Wiring, make_job: Any) -> None:
+    wiring.settings.engine.stall_limit_s = 5.0
     job_id = create_job(wiring, make_job(num_chats=200, max_tokens=60))
     watching = Watching(10, lambda: [os.kill(pid, signal.SIGSTOP) for pid in engine_pids()])
 
@@ -190,6 +188,21 @@ def test_an_interrupt_cancels_the_job(wiring: Wiring, make_job: Any) -> None:
 
     assert outcome.status == "cancelled"
     assert outcome.succeeded >= 20
+    assert_sums_hold(wiring, job_id, 600)
+
+
+def test_a_process_that_is_told_to_end_cancels_the_job_where_that_was_asked_for(
+    wiring: Wiring, make_job: Any
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
+    told_to_end = Watching(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+    outcome = run_job(wiring, job_id, told_to_end, on_sigterm=StopReason.CANCELLED)
+
+    assert outcome.status == "cancelled"
+    assert outcome.succeeded >= 20
+    assert outcome.output_uris
+    assert engine_pids() == []
     assert_sums_hold(wiring, job_id, 600)
 
 

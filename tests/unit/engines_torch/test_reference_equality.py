@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-import torch
 
-from blend_core.request import Request
 from tests.tiny_llama import make_tiny_llama
+from tests.unit.engines_torch.reference import Reference
 from tests.unit.engines_torch.runs import random_requests, run
 
 LLAMA3_ROPE = {
@@ -17,7 +16,6 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-CLOSE = 1e-4
 
 
 @pytest.mark.parametrize(
@@ -38,23 +36,6 @@ def test_greedy_tokens_equal_the_reference(tmp_path: Path, model: dict[str, obje
 
     assert outcome.total("num_cached_tokens") > 1000, "the shared start was not reused"
     assert any(window.num_prefill_tokens and window.num_decode_tokens for window in outcome.windows)
-    reference = _Reference(folder)
+    reference = Reference(folder)
     for one in requests:
         reference.check(one, outcome.tokens[one.seq])
-
-
-class _Reference:
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    @torch.inference_mode()
-    def check(self, request: Request, tokens: tuple[int, ...]) -> None:
-        """Every token is the reference's best one after the same tokens, or its best two are nearly equal."""
-        prompt = request.prompt_token_ids.tolist()
-        logits = self._model(torch.tensor([[*prompt, *tokens[:-1]]])).logits[0, len(prompt) - 1 :]
-        best = logits.topk(2)
-        assert len(tokens) == request.sampling.max_tokens
-        for token, expected, values in zip(tokens, best.indices[:, 0].tolist(), best.values, strict=True):
-            assert token == expected or values[0] - values[1] < CLOSE
