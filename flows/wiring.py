@@ -1,5 +1,6 @@
 """The one composition root: parts are put together here and nowhere else."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -137,8 +138,12 @@ class Wiring:
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
 
-    def engine(self, spec: BatchJobSpec) -> EngineProcess:
+    def engine(self, spec: BatchJobSpec, held_files: Sequence[int] = ()) -> EngineProcess:
         """The engine of a job, in a process of its own that is not started yet.
+
+        Args:
+            spec: the job.
+            held_files: open file descriptors that the process keeps open until it ends.
 
         Raises:
             ConfigurationError: the model is not known, or an option makes no sense.
@@ -158,7 +163,7 @@ class Wiring:
             seed=spec.options.seed,
             request_timeout_s=spec.options.request_timeout_s,
         )
-        return EngineProcess(partial(make_torch_engine, options))
+        return EngineProcess(partial(make_torch_engine, options), held_files)
 
     @property
     def _kv_capacity_bytes(self) -> int:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -49,12 +49,13 @@ class EngineProcess:
     thread than the one that reads the events.
     """
 
-    def __init__(self, make_engine: EngineFactory) -> None:
+    def __init__(self, make_engine: EngineFactory, held_files: Sequence[int] = ()) -> None:
         """Starts nothing yet.
 
         Args:
             make_engine: called in the child. Must be picklable: a function of an importable module, or a
                 `functools.partial` of one over picklable options.
+            held_files: open file descriptors that the child inherits and keeps open until it ends.
 
         Raises:
             ConfigurationError: the factory cannot be pickled.
@@ -66,6 +67,7 @@ class EngineProcess:
                 f"The engine factory cannot be sent to a process ({type(error).__name__}); "
                 "give a function of an importable module."
             ) from error
+        self._held_files = tuple(held_files)
         self._child: _Child | None = None
         self._info: EngineInfo | None = None
 
@@ -80,7 +82,7 @@ class EngineProcess:
         Raises what the engine's own `open` raises, and `EngineDiedError` when the child ends instead.
         """
         if self._info is None:
-            self._child = _Child(self._pickled_factory)
+            self._child = _Child(self._pickled_factory, self._held_files)
             try:
                 opened = self._child.next_message()
             except BaseException:
@@ -121,7 +123,7 @@ class EngineProcess:
 class _Child:
     """One child process with the thread that serves it."""
 
-    def __init__(self, pickled_factory: bytes) -> None:
+    def __init__(self, pickled_factory: bytes, held_files: tuple[int, ...]) -> None:
         ours, theirs = socket.socketpair()
         lifeline_read, self._lifeline = os.pipe()
         command = [sys.executable, "-P", "-m", "blend_core.engines.process_child"]
@@ -132,7 +134,7 @@ class _Child:
                     stdin=subprocess.DEVNULL,
                     # The parent's results go to standard output, so nothing of the child's may.
                     stdout=2,
-                    pass_fds=(theirs.fileno(), lifeline_read),
+                    pass_fds=(theirs.fileno(), lifeline_read, *held_files),
                     start_new_session=True,
                     env=_child_environment(),
                 )

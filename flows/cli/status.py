@@ -138,9 +138,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
     if deaths:
-        print_line(
-            f"Its engine died {len(deaths)} times, at {deaths[-1].died_at:%H:%M:%S} last: {deaths[-1].reason}"
-        )
+        last = deaths[-1]
+        print_line(f"Its engine died {len(deaths)} times, last at {last.died_at:%H:%M:%S}: {last.reason}")
     if job.error_message:
         print_line(job.error_message)
     if run_error:

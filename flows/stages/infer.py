@@ -3,7 +3,9 @@
 import os
 import time
 
+from blend_core.engines.process import EngineProcess
 from blend_core.errors import EngineDiedError, EngineError
+from flows.device_file import device_file
 from flows.device_lock import device_lock
 from flows.job_source import pending_part
 from flows.stages.context import JobContext
@@ -44,44 +46,56 @@ def infer_job(context: JobContext) -> str:
         waiting=context.progress.note,
     ) as held:
         if held:
-            with RequestShards(wiring.objects, context.job_id) as shards:
-                _run_until_done(context, shards)
+            _run_on_device(context, device)
     standing = counts(wiring.database, context.job_id)
     return f"{standing.succeeded:,} succeeded, {standing.errored:,} errored, {standing.pending:,} left"
 
 
-def _run_until_done(context: JobContext, shards: RequestShards) -> None:
+def _run_on_device(context: JobContext, device: str) -> None:
+    wiring = context.wiring
+    with (
+        device_file(
+            wiring.database.safe_url, device=device, stop=context.stop, waiting=context.progress.note
+        ) as file,
+        RequestShards(wiring.objects, context.job_id) as shards,
+    ):
+        if file is None:
+            return
+        engine = wiring.engine(context.spec, held_files=(file,))
+        try:
+            _run_until_done(context, shards, engine)
+        finally:
+            engine.close()
+
+
+def _run_until_done(context: JobContext, shards: RequestShards, engine: EngineProcess) -> None:
     wiring = context.wiring
     settings = wiring.settings.engine
     budget = RestartBudget(RestartRules(settings.max_restarts, settings.restart_delay_s))
-    engine = wiring.engine(context.spec)
     num_windows = 0
-    try:
-        while context.stop.reason is None:
-            _set_aside(context)
-            part = next_part(context)
-            if part is None:
-                return
-            plan = load_plan(wiring.database, wiring.objects, context.job_id)
-            engine_run = EngineRun(
-                context,
-                shards,
-                plan,
-                pending_part(plan, part.seqs),
-                num_windows,
-                may_replan=not part.is_suspect,
-            )
-            try:
-                engine_run.run(engine)
-            except EngineDiedError as error:
-                engine.close()
-                if context.stop.reason is None:
-                    _take_death(context, engine_run, error, budget)
-            else:
-                _check_nothing_left(context, engine_run)
-            num_windows = engine_run.num_windows
-    finally:
-        engine.close()
+    while context.stop.reason is None:
+        _set_aside(context)
+        part = next_part(context)
+        if part is None:
+            return
+        plan = load_plan(wiring.database, wiring.objects, context.job_id)
+        engine_run = EngineRun(
+            context,
+            shards,
+            plan,
+            pending_part(plan, part.seqs),
+            num_windows,
+            may_replan=not part.is_suspect,
+        )
+        try:
+            engine_run.run(engine)
+        except EngineDiedError as error:
+            engine.close()
+            if context.stop.reason is None:
+                _take_death(context, engine_run, error, budget)
+        else:
+            _check_nothing_left(context, engine_run)
+        num_windows = engine_run.num_windows
 
 
 def _set_aside(context: JobContext) -> None:

@@ -1,7 +1,7 @@
 """A request that kills, hangs or breaks the engine is found and set aside; no other request pays for it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +32,22 @@ def faulty_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def with_engine(endpoints: Endpoints, tmp_path: Path) -> MakeWiring:
+def with_engine(endpoints: Endpoints, tmp_path: Path) -> Iterator[MakeWiring]:
     """The parts of a process with other settings of its engine."""
 
+    made: list[Wiring] = []
+
     def make(**changes: Any) -> Wiring:
-        engine = ENGINE.model_copy(update={"restart_delay_s": 0.05, **changes})
-        wiring = Wiring.from_settings(Settings(home=tmp_path / "home", engine=engine), endpoints)
+        settings = Settings(home=tmp_path / "home", engine=ENGINE.model_copy(update=changes))
+        wiring = Wiring.from_settings(settings, endpoints)
+        made.append(wiring)
         wiring.database.upgrade()
         wiring.objects.ensure_bucket()
         return wiring
 
-    return make
+    yield make
+    for wiring in made:
+        wiring.close()
 
 
 def submit(wiring: Wiring, make_job: Any, name: str, bodies: list[dict[str, Any]], **options: Any) -> str:

@@ -128,7 +128,7 @@ def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_cont
 
 
 def test_an_engine_that_hangs_is_ended_and_its_requests_run_again(wiring: Wiring, make_job: Any) -> None:
-    wiring.settings.engine.stall_limit_s = 5.0
+    wiring.settings.engine = wiring.settings.engine.model_copy(update={"stall_limit_s": 5.0})
     job_id = create_job(wiring, make_job(num_chats=200, max_tokens=60))
     watching = Watching(10, lambda: [os.kill(pid, signal.SIGSTOP) for pid in engine_pids()])
 

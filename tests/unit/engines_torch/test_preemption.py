@@ -31,7 +31,7 @@ def mixed_requests(num_requests: int) -> list[Request]:
 
 @pytest.mark.parametrize("policy", ["fcfs", "dual_scan"])
 def test_preempted_requests_answer_as_undisturbed_ones_do(tiny_llama: Path, policy: str) -> None:
-    requests = mixed_requests(40)
+    requests = mixed_requests(24)
     undisturbed = run(tiny_llama, ListSource(requests, policy=policy), policy=policy)
     assert undisturbed.total("num_preempted") == 0
 
@@ -47,7 +47,7 @@ def test_preempted_requests_answer_as_undisturbed_ones_do(tiny_llama: Path, poli
             assert event.kv_usage <= 1
     assert engine.num_referenced_blocks == 0
 
-    assert disturbed.total("num_preempted") >= 10
+    assert disturbed.total("num_preempted") >= 8
     assert not disturbed.failed
     expected = [token for tokens in undisturbed.tokens.values() for token in tokens]
     found = [token for tokens in disturbed.tokens.values() for token in tokens]
@@ -60,11 +60,11 @@ def test_preempted_requests_answer_as_undisturbed_ones_do(tiny_llama: Path, poli
 
 
 def test_the_whole_cache_is_free_again_after_a_run_full_of_preemptions(tiny_llama: Path) -> None:
-    requests = mixed_requests(24)
+    requests = mixed_requests(12)
     engine = TorchEngine(options(tiny_llama, num_blocks=NUM_BLOCKS, max_num_seqs=16))
     engine.open()
     tokens = []
-    for _ in range(3):
+    for _ in range(2):
         outcome = Outcome()
         for event in engine.run(ListSource(requests)):
             outcome.add(event)
@@ -72,4 +72,4 @@ def test_the_whole_cache_is_free_again_after_a_run_full_of_preemptions(tiny_llam
         assert engine.num_referenced_blocks == 0
         assert outcome.total("num_preempted") > 0
         tokens.append(outcome.tokens)
-    assert tokens[0] == tokens[1] == tokens[2]
+    assert tokens[0] == tokens[1]
