@@ -1,12 +1,13 @@
 """Jobs that are cancelled, expire, are interrupted, or lose their engine: nothing lost, nothing run twice."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,21 +192,6 @@ def test_an_interrupt_cancels_the_job(wiring: Wiring, make_job: Any) -> None:
     assert_sums_hold(wiring, job_id, 600)
 
 
-def test_a_process_that_is_told_to_end_cancels_the_job_where_that_was_asked_for(
-    wiring: Wiring, make_job: Any
-) -> None:
-    job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
-    told_to_end = Watching(20, lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-    outcome = run_job(wiring, job_id, told_to_end, on_sigterm=StopReason.CANCELLED)
-
-    assert outcome.status == "cancelled"
-    assert outcome.succeeded >= 20
-    assert outcome.output_uris
-    assert engine_pids() == []
-    assert_sums_hold(wiring, job_id, 600)
-
-
 def test_a_process_that_is_told_to_end_leaves_the_job_to_be_continued(wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=200, max_tokens=100))
 
@@ -266,6 +252,60 @@ def test_a_killed_process_takes_its_engine_along_and_the_next_run_continues(
     after = {row.seq: row.run_id for row in iter_results(wiring.database, job_id)}
     assert kept == {seq: after[seq] for seq in kept}
     assert len(after) == 400
+
+
+@pytest.fixture
+def blend_run(
+    wiring: Wiring, environment: dict[str, str], make_job: Any, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], str, list[int]]]:
+    """`blend run --on-sigterm cancel` of a long job that has its first answers: process, job, engines."""
+    job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
+    command = [sys.executable, "-c", "from flows.cli import main; main()", "run", "--job-id", job_id]
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--on-sigterm", "cancel", "--json"], stdout=out, env={**os.environ, **environment}
+        )
+    try:
+        wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+        yield process, job_id, engine_pids(parent=process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_cancels_the_job_where_that_was_asked_for(
+    wiring: Wiring, blend_run: tuple[subprocess.Popen[bytes], str, list[int]], tmp_path: Path
+) -> None:
+    process, job_id, engines = blend_run
+    process.terminate()
+
+    assert process.wait(60) == 1
+    outcome = json.loads((tmp_path / "out").read_text())
+    assert outcome["status"] == "cancelled"
+    assert outcome["succeeded"] >= 10
+    assert outcome["output_uris"]
+    assert engines
+    assert not any(Path(f"/proc/{pid}").exists() for pid in engines)
+    assert_sums_hold(wiring, job_id, 600)
+
+
+def test_a_second_sigterm_ends_the_process_and_its_engine_at_once(
+    wiring: Wiring, blend_run: tuple[subprocess.Popen[bytes], str, list[int]]
+) -> None:
+    process, job_id, engines = blend_run
+    # Stopped, so that the first signal cannot have done all of its work before the second one comes.
+    for pid in engines:
+        os.kill(pid, signal.SIGSTOP)
+    process.terminate()
+    time.sleep(1)
+    process.terminate()
+    for pid in engines:
+        os.kill(pid, signal.SIGCONT)
+
+    assert process.wait(5) == -signal.SIGTERM
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), timeout_s=5)
+    assert get_job(wiring.database, job_id).status is JobStatus.IN_PROGRESS
+    assert counts(wiring.database, job_id).succeeded >= 10
 
 
 def test_a_job_that_nothing_runs_is_cancelled_on_the_spot(wiring: Wiring, make_job: Any) -> None:
