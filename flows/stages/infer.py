@@ -4,13 +4,14 @@ import os
 import time
 
 from blend_core.engines.process import EngineProcess
-from blend_core.errors import EngineDiedError, EngineError
+from blend_core.errors import EngineDiedError, EngineError, PlanError
+from blend_core.plan import Plan
 from flows.device_file import device_file
 from flows.device_lock import device_lock
 from flows.job_source import pending_part
 from flows.stages.context import JobContext
 from flows.stages.engine_run import EngineRun
-from flows.stages.parts import next_part, set_culprits_aside
+from flows.stages.parts import Part, next_part, set_culprits_aside
 from flows.stages.restarts import RestartBudget, RestartRules
 from storage.plans import load_plan
 from storage.request_shards import RequestShards
@@ -34,6 +35,7 @@ def infer_job(context: JobContext) -> str:
         EngineStartError: the engine did not come up.
         EngineDiedError: it died once too often; the next run goes on with the suspects.
         StaleRunError: another run took the job over.
+        PlanError: the plan lacks a request.
         StorageError: results cannot be recorded.
     """
     wiring = context.wiring
@@ -78,15 +80,8 @@ def _run_until_done(context: JobContext, shards: RequestShards, engine: EnginePr
         part = next_part(context)
         if part is None:
             return
-        plan = load_plan(wiring.database, wiring.objects, context.job_id)
-        engine_run = EngineRun(
-            context,
-            shards,
-            plan,
-            pending_part(plan, part.seqs),
-            num_windows,
-            may_replan=not part.is_suspect,
-        )
+        plan, wanted = _planned(context, part)
+        engine_run = EngineRun(context, shards, plan, wanted, num_windows, may_replan=not part.is_suspect)
         try:
             engine_run.run(engine)
         except EngineDiedError as error:
@@ -96,6 +91,20 @@ def _run_until_done(context: JobContext, shards: RequestShards, engine: EnginePr
         else:
             _check_nothing_left(context, engine_run)
         num_windows = engine_run.num_windows
+
+
+def _planned(context: JobContext, part: Part) -> tuple[Plan, Plan]:
+    """The latest revision of the plan, and what of it is the part."""
+    wiring = context.wiring
+    plan = load_plan(wiring.database, wiring.objects, context.job_id)
+    wanted = pending_part(plan, part.seqs)
+    if len(wanted) < len(part.seqs):
+        raise PlanError(
+            f"Revision {plan.revision} of the plan of job {context.job_id} lacks "
+            f"{len(part.seqs) - len(wanted)} requests that have no result; report this.",
+            job_id=context.job_id,
+        )
+    return plan, wanted
 
 
 def _set_aside(context: JobContext) -> None:

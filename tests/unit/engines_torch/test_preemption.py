@@ -47,7 +47,7 @@ def test_preempted_requests_answer_as_undisturbed_ones_do(tiny_llama: Path, poli
             assert event.kv_usage <= 1
     assert engine.num_referenced_blocks == 0
 
-    assert disturbed.total("num_preempted") >= 8
+    assert disturbed.total("num_preempted") >= 6
     assert not disturbed.failed
     expected = [token for tokens in undisturbed.tokens.values() for token in tokens]
     found = [token for tokens in disturbed.tokens.values() for token in tokens]
