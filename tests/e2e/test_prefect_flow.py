@@ -174,8 +174,10 @@ def _ended(client: SyncPrefectClient, flow_run_id: str) -> FlowRun | None:
 def test_a_run_of_the_served_deployment_runs_the_job(
     client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
 ) -> None:
-    submitted = submit_job(with_prefect(wiring, environment), make_job(num_chats=10, bad_lines=BAD_LINES))
+    there, spec = with_prefect(wiring, environment), make_job(num_chats=10, bad_lines=BAD_LINES)
+    submitted = submit_job(there, spec, "night 1")
 
+    assert submit_job(there, spec, "night 1") == submitted
     assert get_job(wiring.database, submitted.job_id).status is JobStatus.VALIDATING
     flow_run = wait_for(lambda: _ended(client, submitted.flow_run_id), timeout_s=120)
 

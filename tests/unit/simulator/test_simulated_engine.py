@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from blend_core.engines.base import RequestFinished, StepWindow
+from blend_core.engines.base import RequestFinished, RequestsAdmitted, StepWindow
 from blend_core.engines.simulated import SampledOutputLengths, SimulatedEngine
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
@@ -71,6 +71,16 @@ def test_answers_are_empty_and_the_details_say_so(source):
     assert len(answers) == 30
     assert {answer.output_text for answer in answers} == {""}
     assert all(set(answer.output_token_ids) == {0} for answer in answers)
+
+
+def test_every_request_is_told_as_admitted_once_and_before_it_ends(source):
+    admitted = []
+    for event in engine(SampledOutputLengths(seed=0)).run(source):
+        if isinstance(event, RequestsAdmitted):
+            admitted += event.seqs
+        elif isinstance(event, RequestFinished):
+            assert event.seq in admitted
+    assert sorted(admitted) == list(range(30))
 
 
 def test_times_are_simulated_seconds_after_the_start(source):
