@@ -42,3 +42,21 @@ def test_every_event_passes_in_order() -> None:
 
     with StallWatch(lambda: 60, lambda: None, time.monotonic) as watch:
         assert list(watch.watched(iter(events))) == events
+
+
+def test_a_limit_that_shrinks_counts_for_a_wait_that_goes_on() -> None:
+    ended = threading.Event()
+    limits_s = [60.0]
+    threading.Timer(0.2, limits_s.insert, [0, 0.1]).start()
+
+    with StallWatch(lambda: limits_s[0], ended.set, time.monotonic) as watch, watch.waiting():
+        assert ended.wait(10)
+
+
+def test_a_wait_for_the_start_is_watched_too() -> None:
+    ended = threading.Event()
+
+    with StallWatch(lambda: 0.1, ended.set, time.monotonic) as watch:
+        with watch.waiting():
+            assert ended.wait(10)
+        assert watch.silent_s is not None
