@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from blend_core.errors import ConfigurationError
 
@@ -39,29 +39,57 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SqlSource(_Part):
-    """Rows of a read-only query, each filled into a prompt template."""
+class RowSource(_Part):
+    """Rows of which each is filled into a prompt template."""
 
-    query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
     prompt: str = Field(
         description="Jinja template of the user's message over the row's columns: `Summarise: {{ body }}`",
         min_length=1,
     )
     system: str | None = Field(None, description="Jinja template of the system message")
-    id_column: str | None = Field(
-        "id", title="Id column", description="column that becomes `custom_id`; empty for none"
-    )
+    id_column: str | None = Field("id", description="column that becomes `custom_id`; empty for none")
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest answer, in tokens")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
+
+
+class SqlSource(RowSource):
+    """Rows of a read-only query, each filled into a prompt template."""
+
+    query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
     connection: str = Field(
         "platform",
         description="`platform` (read by the login `blend_reader`), "
         "or NAME of a BLEND_SOURCES__NAME variable that holds the URL",
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        title="Longest answer",
-        description="longest answer in tokens, 1 or more; the job's default if not given",
+
+
+def _object_uri(uri: str) -> str:
+    bucket, slash, _ = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket or not slash:
+        raise ValueError(
+            f"{uri!r} is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
+            "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)"
+        )
+    return uri
+
+
+ObjectUri = Annotated[str, AfterValidator(_object_uri)]
+
+
+class ParquetSource(RowSource):
+    """Rows of Parquet objects, each filled into a prompt template."""
+
+    uri: ObjectUri = Field(
+        description="Parquet objects, addressed as under `s3`; names that begin with `_` or `.` are left out "
+        "of a folder or pattern"
     )
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
+
+
+class OutputFormat(StrEnum):
+    """What a job's answers and errors are exported as."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
 
 
 class JobOptions(_Part):
@@ -107,16 +135,23 @@ class BatchJobSpec(_Part):
         max_length=200,
     )
     model: str = Field("smollm2-135m", description="model by name (`blend model list`)", min_length=1)
-    s3: list[_S3_ADDRESS] = Field(
+    s3: list[ObjectUri] = Field(
         default_factory=list,
-        title="S3 addresses",
-        description="OpenAI Batch JSONL objects: an exact `s3://bucket/key`, all of a folder "
-        "`s3://bucket/folder/` (or bucket `s3://bucket/`), or all that begin so, `s3://bucket/day-*`",
+        description="objects in OpenAI Batch format, JSONL (plain, gzip or zstd) or Parquet: an exact "
+        "`s3://bucket/key`, all of a folder `s3://bucket/folder/` (or bucket `s3://bucket/`), or all that "
+        "begin so, `s3://bucket/day-*`",
     )
-    sql: list[SqlSource] = Field(
-        default_factory=list,
-        title="SQL queries",
-        description="Postgres queries, beside S3 addresses or in their place",
+    parquet: list[ParquetSource] = Field(default_factory=list, description="tables in S3")
+    sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
+    outputs: list[OutputFormat] = Field(
+        default_factory=lambda: [OutputFormat.JSONL, OutputFormat.PARQUET],
+        description="`jsonl` (OpenAI Batch: answers and errors apart), `parquet` (one table of all requests), "
+        "by default both",
+        min_length=1,
+    )
+    options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
+    completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
+        24.0, description="what has no result by then becomes `expired`; a year (8760) at most"
     )
     completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
         24.0,
@@ -125,26 +160,10 @@ class BatchJobSpec(_Part):
     )
     options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
 
-    @field_validator("s3")
-    @classmethod
-    def _uris(cls, value: list[str]) -> list[str]:
-        for uri in value:
-            bucket, slash, _ = uri.removeprefix("s3://").partition("/")
-            if not uri.startswith("s3://") or not bucket or not slash:
-                raise PydanticCustomError(
-                    "s3_address",
-                    "'{uri}' is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
-                    "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)",
-                    {"uri": uri},
-                )
-        return value
-
     @model_validator(mode="after")
     def _some_source(self) -> "BatchJobSpec":
-        if not self.s3 and not self.sql:
-            raise PydanticCustomError(
-                "no_source", "the job has no source; give `s3` addresses or `sql` queries"
-            )
+        if not self.s3 and not self.parquet and not self.sql:
+            raise ValueError("the job has no source; give `s3` addresses, `parquet` tables or `sql` queries")
         return self
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from blend_core.errors import ConfigurationError
 from flows.ingest.parse import ParseOptions
-from flows.ingest.sources import open_queries
+from flows.ingest.sources import open_queries, open_tables
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 
@@ -20,12 +20,14 @@ def check_job(wiring: Wiring, spec: BatchJobSpec) -> None:
 
 
 def check_queries(spec: BatchJobSpec, source_urls: Mapping[str, str]) -> None:
-    """Checks connections, templates and the kind of statement of a job's queries.
+    """Checks connections, templates and the kind of statement of a job's queries and tables.
 
     Raises:
         ConfigurationError: one of them is wrong.
     """
-    open_queries(spec, source_urls, ParseOptions(spec.model))
+    options = ParseOptions(spec.model)
+    open_queries(spec, source_urls, options)
+    open_tables(spec, options)
 
 
 def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:

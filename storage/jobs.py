@@ -62,7 +62,7 @@ class Job:
     error_uri: str | None
     current_run_id: str | None
     fencing_number: int
-    manifest: list[dict[str, Any]]
+    table_uri: str | None
 
 
 def create_job(
@@ -177,21 +177,20 @@ def set_job_status(
     return _job(row)
 
 
-def set_job_manifest(
-    db: Database, job_id: str, manifest: list[dict[str, Any]], *, run: Run | None = None
-) -> None:
-    """Records what the sources were when they were read (uri, num_items, size_bytes, etag).
-
-    Raises what `set_job_status` raises for `run`.
-    """
-    _set(db, job_id, run, manifest=manifest)
-
-
 def set_job_outputs(
-    db: Database, job_id: str, output_uri: str, error_uri: str | None, *, run: Run | None = None
+    db: Database,
+    job_id: str,
+    *,
+    output_uri: str | None,
+    error_uri: str | None,
+    table_uri: str | None,
+    run: Run | None = None,
 ) -> None:
     """Records where the exported objects are. Raises what `set_job_status` raises for `run`."""
-    _set(db, job_id, run, output_uri=output_uri, error_uri=error_uri)
+    values = {"output_uri": output_uri, "error_uri": error_uri, "table_uri": table_uri}
+    with db.connect() as connection:
+        _held_status(connection, job_id, run)
+        connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
 
 
 def request_cancel(db: Database, job_id: str) -> JobStatus:
@@ -304,12 +303,6 @@ def _close_pending(connection: sa.Connection, job_id: str, status: JobStatus) ->
         sa.update(batch_job).where(batch_job.c.job_id == job_id).values({counter.name: counter + closed})
     )
     return closed
-
-
-def _set(db: Database, job_id: str, run: Run | None, **values: Any) -> None:
-    with db.connect() as connection:
-        _held_status(connection, job_id, run)
-        connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
 
 
 def _job(row: sa.Row[Any]) -> Job:

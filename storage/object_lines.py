@@ -1,18 +1,16 @@
-"""Bytes and lines of an object: resumed where a connection broke, bounded in memory, gzip or plain."""
+"""Bytes and lines of an object: resumed where a connection broke, bounded in memory."""
 
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from blend_core.errors import SourceError, SourceUnavailableError
+from storage.compression import CHUNK_BYTES
 from storage.object_errors import CLIENT_ERRORS, changed_error, error_code, is_transient, source_error
 
-CHUNK_BYTES = 1 << 20
 _MAX_TRIES_WITHOUT_PROGRESS = 6
 _FIRST_DELAY_S = 0.2
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +28,16 @@ class LineBatch:
 
 
 def read_chunks(
-    client: Any, bucket: str, key: str, etag: str | None, *, sleep: Callable[[float], None] = time.sleep
+    client: Any,
+    bucket: str,
+    key: str,
+    etag: str | None,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bytes]:
-    """The object's bytes in chunks, every one exactly once.
+    """The object's bytes in chunks, every one exactly once; with `end` only those from `start` up to it.
 
     A broken connection is resumed at its byte. The version is held by ETag, asked for and compared, since not
     every server heeds `If-Match`; the length is compared with what the server promised.
@@ -42,24 +47,25 @@ def read_chunks(
         SourceUnavailableError: it did not answer, several times without a byte of progress.
     """
     uri = f"s3://{bucket}/{key}"
-    offset, size, num_tries, delay_s = 0, None, 0, _FIRST_DELAY_S
-    while size is None or offset < size:
+    offset, stop, num_tries, delay_s = start, end, 0, _FIRST_DELAY_S
+    while stop is None or offset < stop:
         try:
             arguments = {"Bucket": bucket, "Key": key}
-            if offset:
-                arguments["Range"] = f"bytes={offset}-"
+            if offset or end is not None:
+                arguments["Range"] = f"bytes={offset}-{'' if end is None else end - 1}"
             if etag is not None:
                 arguments["IfMatch"] = etag
             response = client.get_object(**arguments)
             if etag is not None and response["ETag"] != etag:
                 raise changed_error(uri)
             etag = response["ETag"]
-            length = response["ContentLength"]
-            # A server that ignores the range sends the object from its beginning.
-            num_to_skip = offset if "ContentRange" not in response else 0
-            if size is None:
-                size = length
-            elif length - num_to_skip != size - offset:
+            # A server that ignores the range sends the object from its beginning to its end.
+            is_part = "ContentRange" in response
+            num_to_skip = 0 if is_part else offset
+            sent_to = response["ContentLength"] + (offset if is_part else 0)
+            if stop is None:
+                stop = sent_to
+            elif sent_to < stop or (sent_to > stop and (is_part or end is None)):
                 raise changed_error(uri)
             for chunk in response["Body"].iter_chunks(CHUNK_BYTES):
                 if num_to_skip:
@@ -67,11 +73,14 @@ def read_chunks(
                     num_to_skip -= num_skipped
                     chunk = chunk[num_skipped:]
                 if chunk:
+                    chunk = chunk[: stop - offset]
                     offset += len(chunk)
                     num_tries, delay_s = 0, _FIRST_DELAY_S
                     yield chunk
-            if offset < size:
-                raise SourceUnavailableError(f"{uri} broke off at byte {offset} of {size}.", uri=uri)
+                    if offset == stop:
+                        break
+            if offset < stop:
+                raise SourceUnavailableError(f"{uri} broke off at byte {offset} of {stop}.", uri=uri)
         except SourceUnavailableError:
             num_tries += 1
             if num_tries >= _MAX_TRIES_WITHOUT_PROGRESS:
@@ -82,51 +91,9 @@ def read_chunks(
             num_tries += 1
             if not is_transient(error) or num_tries >= _MAX_TRIES_WITHOUT_PROGRESS:
                 raise source_error(error, uri) from error
-        if size is None or offset < size:
+        if stop is None or offset < stop:
             sleep(delay_s)
             delay_s *= 2
-
-
-def plain_chunks(chunks: Iterator[bytes], uri: str) -> Iterator[bytes]:
-    """The chunks as they are, or decompressed where the content begins as gzip does (members may follow one
-    another, and zero bytes the last one).
-
-    Raises:
-        SourceError: the compressed content is damaged or cut off.
-    """
-    first = next(chunks, b"")
-    while len(first) < len(_GZIP_MAGIC) and (more := next(chunks, b"")):
-        first += more
-    if not first.startswith(_GZIP_MAGIC):
-        if first:
-            yield first
-        yield from chunks
-        return
-    decompressor = zlib.decompressobj(wbits=31)
-    chunk = first
-    try:
-        while chunk:
-            # Bounded steps: a small file may hold gigabytes of one letter.
-            plain = decompressor.decompress(chunk, CHUNK_BYTES)
-            if plain:
-                yield plain
-            chunk = decompressor.unconsumed_tail
-            if decompressor.eof:
-                chunk = decompressor.unused_data
-                # A tape or a disk block may fill what follows the last member with zeros.
-                while not (chunk := chunk.lstrip(b"\0")) and (more := next(chunks, b"")):
-                    chunk = more
-                if chunk:
-                    decompressor = zlib.decompressobj(wbits=31)
-            elif not chunk:
-                chunk = next(chunks, b"")
-        plain = decompressor.flush()
-    except zlib.error as error:
-        raise SourceError(f"{uri} is damaged gzip; upload it again.", uri=uri) from error
-    if plain:
-        yield plain
-    if not decompressor.eof:
-        raise SourceError(f"{uri} is gzip that ends too early; upload it again.", uri=uri)
 
 
 def split_lines(chunks: Iterator[bytes], *, max_line_bytes: int, start_line: int) -> Iterator[LineBatch]:

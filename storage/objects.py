@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from blend_core.errors import ConfigurationError, SourceError, StorageError, StorageUnavailableError
+from storage.compression import begin_of, plain_chunks
 from storage.object_errors import CLIENT_ERRORS, error_code, is_missing, source_error, storage_error
-from storage.object_lines import LineBatch, plain_chunks, read_chunks, split_lines
+from storage.object_lines import LineBatch, read_chunks, split_lines
+from storage.parquet_rows import ParquetRows, is_parquet
+from storage.ranged_file import RangedFile
 from storage.uploads import Upload
 
 _CONNECT_TIMEOUT_S = 10
@@ -138,10 +141,25 @@ class ObjectStore:
             raise SourceError(f"There is no object at or under {uri}; correct the URI.", uri=uri)
         return sorted(entries, key=lambda entry: entry.uri)
 
+    def open_source(self, entry: ObjectEntry, *, max_line_bytes: int) -> Iterator[LineBatch] | ParquetRows:
+        """The rows of a Parquet file, which the caller closes, or the lines of anything else: told by content.
+
+        Both are read in exactly the listed version, and while they are used.
+        """
+        bucket, key = split_uri(entry.uri)
+        chunks = read_chunks(self._client, bucket, key, entry.etag)
+        first = begin_of(chunks)
+        if is_parquet(first):
+            file = RangedFile(self._client, bucket, key, etag=entry.etag, size_bytes=entry.size_bytes)
+            return ParquetRows(file, entry.uri)
+        return split_lines(
+            plain_chunks(chain([first], chunks), entry.uri), max_line_bytes=max_line_bytes, start_line=0
+        )
+
     def iter_line_batches(
         self, entry: ObjectEntry | str, *, max_line_bytes: int, start_line: int = 0
     ) -> Iterator[LineBatch]:
-        """Lines of an object, plain or gzip (told by content), after the first `start_line` of them.
+        """Lines of an object, plain, gzip or zstd, after the first `start_line` of them.
 
         An entry of a listing is read in exactly the listed version. A broken connection is resumed at its
         byte.

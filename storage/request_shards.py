@@ -25,6 +25,7 @@ from storage.shard_format import (
     SHARD_SCHEMA,
     Shard,
     arrow_bytes,
+    checkpoint_key,
     index_key,
     shard_key,
     shard_prefix,
@@ -35,14 +36,22 @@ _FIXED_BYTES = 64
 
 
 class RequestShardWriter:
-    """Writes a job's shards. Entering removes what an unfinished ingest left; a clean exit writes the index.
+    """Writes a job's shards. Entering removes what an unfinished ingest left behind its last checkpoint; a clean
+    exit writes the index.
 
-    At most one shard of about `max_shard_bytes` is in memory.
+    At most one shard of about `max_shard_bytes` is in memory. With `num_kept`, the requests of seq 0 and up to
+    there are those of a checkpoint, whose shards stay.
     """
 
-    __slots__ = ("_bodies", "_index", "_job_id", "_max_shard_bytes", "_num_bytes", "_objects", "_requests")
+    __slots__ = (
+        "_bodies", "_index", "_job_id", "_max_shard_bytes", "_num_bytes", "_num_kept", "_objects",
+        "_requests",
+    )  # fmt: skip
 
-    def __init__(self, objects: ObjectStore, job_id: str, *, max_shard_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self, objects: ObjectStore, job_id: str, *, num_kept: int = 0, max_shard_bytes: int = 32 << 20
+    ) -> None:
+        self._num_kept = num_kept
         self._objects = objects
         self._job_id = job_id
         self._max_shard_bytes = max_shard_bytes
@@ -72,8 +81,30 @@ class RequestShardWriter:
             self._write_shard()
         return shard_index
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens of the shards that are stored."""
+        return sum(entry[3] for entry in self._index)
+
+    def checkpoint(self) -> None:
+        """Stores what was added so far, so that a later ingest can keep it. The request rows come after."""
+        if self._requests:
+            self._write_shard()
+        self._write_index(checkpoint_key(self._job_id))
+
     def __enter__(self) -> Self:
-        self._objects.delete(self._objects.keys(shard_prefix(self._job_id)))
+        kept: set[str] = set()
+        if self._num_kept:
+            kept.add(checkpoint_key(self._job_id))
+            found = self._objects.read_arrow(checkpoint_key(self._job_id)).to_pydict()
+            entries = zip(*(found[name] for name in INDEX_SCHEMA.names), strict=True)
+            # A checkpoint whose rows were not committed may have come after.
+            self._index = [entry for entry in entries if entry[1] < self._num_kept]
+            kept |= {shard_key(self._job_id, index) for index in range(len(self._index))}
+        left = self._objects.keys(shard_prefix(self._job_id))
+        self._objects.delete([key for key in left if key not in kept])
+        if self._num_kept:
+            self._write_index(checkpoint_key(self._job_id))
         return self
 
     def __exit__(
@@ -83,10 +114,13 @@ class RequestShardWriter:
             return
         if self._requests:
             self._write_shard()
+        self._write_index(index_key(self._job_id))
+
+    def _write_index(self, key: str) -> None:
         columns = list(zip(*self._index, strict=True)) or [()] * len(INDEX_SCHEMA)
         arrays = [pa.array(column, pa.int64()) for column in columns]
         table = pa.Table.from_arrays(arrays, schema=INDEX_SCHEMA)
-        self._objects.put(index_key(self._job_id), arrow_bytes(table))
+        self._objects.put(key, arrow_bytes(table))
 
     def _write_shard(self) -> None:
         requests = self._requests

@@ -73,32 +73,38 @@ class _Entry:
 class RequestWriter:
     """Writes a job's requests in batches, each committed with the job's counters.
 
-    Entering removes what an unfinished ingest of the same job left; a clean exit marks the ingest as
-    complete, after which the job takes no more requests. A row that the database refuses becomes an error row
+    Entering removes what an unfinished ingest of the same job left behind its last checkpoint; a clean exit
+    marks the ingest as complete, after which the job takes no more requests. A row that the database refuses becomes an error row
     and takes no other row with it.
     """
 
-    __slots__ = ("_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_total", "_run")
+    __slots__ = (
+        "_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_kept", "_num_total", "_read",
+        "_run",
+    )  # fmt: skip
 
-    def __init__(self, db: Database, job_id: str, run: Run | None = None) -> None:
+    def __init__(self, db: Database, job_id: str, run: Run | None = None, *, num_kept: int = 0) -> None:
         """Changes nothing.
 
         Args:
             db: the platform's tables.
             job_id: the job.
             run: the run that ingests; with None, whichever owns the job on entering.
+            num_kept: requests of an earlier ingest that stay, those of its last checkpoint: seq 0 and up.
         """
         self._db = db
         self._job_id = job_id
         self._run = run
         self._entries: list[_Entry] = []
-        self._num_total = 0
+        self._read: dict[int, int] = {}
+        self._num_kept = num_kept
+        self._num_total = num_kept
         self._num_errored = 0
         self._fencing_number = 0
 
     @property
     def num_total(self) -> int:
-        """Rows added, bad ones included."""
+        """Rows kept and added, bad ones included."""
         return self._num_total
 
     @property
@@ -115,8 +121,16 @@ class RequestWriter:
         self._num_errored += 1
         self._give(_Entry(row, code, message))
 
+    def source_read(self, source_index: int, num_items: int) -> None:
+        """Remembers that a source has been read to its end, for the next checkpoint or the clean exit."""
+        self._read[source_index] = num_items
+
+    def checkpoint(self) -> None:
+        """Commits all rows, and with them which sources need not be read again. The shards come first."""
+        self._flush(is_last=False, is_checkpoint=True)
+
     def __enter__(self) -> Self:
-        """Removes what an earlier ingest left.
+        """Removes what an earlier ingest left behind its last checkpoint.
 
         Raises:
             StaleRunError: the run no longer owns the job; nothing is removed.
@@ -138,11 +152,22 @@ class RequestWriter:
                 )
             self._fencing_number = job.fencing_number
             for table in (request, result):
-                connection.execute(sa.delete(table).where(table.c.job_id == self._job_id))
+                connection.execute(
+                    sa.delete(table).where(table.c.job_id == self._job_id, table.c.seq >= self._num_kept)
+                )
+            # Whatever has a result before anything ran is an error row.
+            kept = sa.select(sa.func.count()).where(result.c.job_id == self._job_id)
+            self._num_errored = connection.execute(kept).scalar_one()
             connection.execute(
                 sa.update(batch_job)
                 .where(batch_job.c.job_id == self._job_id)
-                .values(num_total=0, num_succeeded=0, num_errored=0, num_expired=0, num_cancelled=0)
+                .values(
+                    num_total=self._num_kept,
+                    num_succeeded=0,
+                    num_errored=self._num_errored,
+                    num_expired=0,
+                    num_cancelled=0,
+                )
             )
         return self
 
@@ -150,15 +175,15 @@ class RequestWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._flush(is_last=True)
+            self._flush(is_last=True, is_checkpoint=True)
 
     def _give(self, entry: _Entry) -> None:
         self._num_total += 1
         self._entries.append(entry)
         if len(self._entries) >= _BATCH_ROWS:
-            self._flush(is_last=False)
+            self._flush(is_last=False, is_checkpoint=False)
 
-    def _flush(self, *, is_last: bool) -> None:
+    def _flush(self, *, is_last: bool, is_checkpoint: bool) -> None:
         entries, self._entries = self._entries, []
         num_refused = 0
         with self._db.raw() as connection:
@@ -186,6 +211,16 @@ class RequestWriter:
                     f"Another run took over job {self._job_id} or it ended; stop this ingest.",
                     job_id=self._job_id,
                 )
+            if is_checkpoint:
+                # Two arrays, not a statement each: there may be thousands of small objects.
+                connection.execute(
+                    "UPDATE job_source s SET num_items = r.num_items"
+                    " FROM unnest(%s::bigint[], %s::bigint[]) AS r (source_index, num_items)"
+                    " WHERE s.job_id = %s AND s.source_index = r.source_index",
+                    (list(self._read), list(self._read.values()), self._job_id),
+                )
+        if is_checkpoint:
+            self._read.clear()
         self._num_errored += num_refused
 
     def _request(self, entry: _Entry) -> tuple[Any, ...]:

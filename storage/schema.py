@@ -67,7 +67,19 @@ batch_job = Table(
     _text("error_uri", nullable=True),
     _text("current_run_id", nullable=True),
     _count("fencing_number"),
-    Column("manifest", JSONB, nullable=False),
+    _text("table_uri", nullable=True),
+)
+
+job_source = Table(
+    "job_source",
+    metadata,
+    _text("job_id", key=True),
+    Column("source_index", BigInteger, primary_key=True),
+    _text("part"),
+    _text("uri"),
+    _count("size_bytes", nullable=True),
+    _text("etag", nullable=True),
+    _count("num_items", nullable=True),
 )
 
 run = Table(

@@ -50,6 +50,11 @@ def index_key(job_id: str) -> str:
     return f"{shard_prefix(job_id)}index.arrow"
 
 
+def checkpoint_key(job_id: str) -> str:
+    """Key of the index of an ingest that has not ended, as of its last checkpoint."""
+    return f"{shard_prefix(job_id)}checkpoint.arrow"
+
+
 def arrow_bytes(table: pa.Table) -> bytes:
     """A table as an Arrow IPC file of one record batch."""
     sink = pa.BufferOutputStream()

@@ -11,7 +11,7 @@ import msgspec
 from flows.ingest.draft import Draft
 from flows.ingest.duplicates import DuplicateCheck
 from flows.ingest.parse import ParseOptions
-from flows.ingest.sources import read_lines
+from flows.ingest.items import read_lines
 from storage.objects import ObjectStore, ObjectStoreOptions
 
 
@@ -102,7 +102,7 @@ def measure_tokenising(task: Task) -> TokenFigures:
     tokenizer = Tokenizer(Path(task.model_folder))
     started = time.perf_counter()
     num_tokens = 0
-    for numbered in number_items(batches, tokenizer, max_model_len=1 << 30):
+    for numbered in number_items(batches, tokenizer, DuplicateCheck(fail_job=True), max_model_len=1 << 30):
         for one in numbered:
             if isinstance(one.outcome, Exception):
                 raise SystemExit(f"line {one.item.source_line}: {one.outcome}")

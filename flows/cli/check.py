@@ -13,7 +13,8 @@ from flows.cli.output import Json, print_json, print_line, tell
 Source = Annotated[
     str,
     typer.Argument(
-        metavar="SOURCE", help="OpenAI Batch JSONL, plain or gzip: a local file or s3://bucket/key."
+        metavar="SOURCE",
+        help="OpenAI Batch JSONL (plain, gzip or zstd) or Parquet: a local file or s3://bucket/key.",
     ),
 ]
 SECONDS_BETWEEN_NOTES = 3.0
@@ -41,22 +42,23 @@ def validate(
 ) -> None:
     """Check a request file line by line.
 
-    Prints each bad line with its number, code and reason. Needs neither services nor a model. Blank lines do
+    Prints each bad line with its number, code and reason; of Parquet, the row. Needs neither services nor a model. Blank lines do
     not count. Prompts too long for a model are found when the job runs.
 
     \b
     Examples:
       blend validate requests.jsonl
       blend validate requests.jsonl.gz --json
+      blend validate requests.parquet
     """
-    from flows.cli.source_lines import MAX_LINE_BYTES, source_lines
-    from flows.dry_run.lines import check_lines
+    from flows.cli.source_items import source_items
+    from flows.dry_run.lines import checked_items
     from flows.ingest.parse import ParseOptions
 
-    options = ParseOptions(model or "", strict_model=model is not None, max_line_bytes=MAX_LINE_BYTES)
+    options = ParseOptions(model or "", strict_model=model is not None)
     errors: list[dict[str, Any]] = []
     total = 0
-    for line in check_lines(source_lines(source), options):
+    for line in checked_items(source_items(source, options)):
         total += 1
         if line.code is not None:
             errors.append(
@@ -92,7 +94,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="OpenAI Batch JSONL, plain or gzip: a local file or s3://bucket/key; or a job file, .yaml.",
+            help="OpenAI Batch JSONL (plain, gzip or zstd) or Parquet: a local file or s3://bucket/key; or a job "
+            "file, .yaml.",
             show_default=False,
         ),
     ] = None,

@@ -7,8 +7,8 @@ from pathlib import Path
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
 from flows.cli.services import connected
-from flows.cli.source_lines import MAX_LINE_BYTES, source_lines
-from flows.dry_run.lines import check_lines
+from flows.cli.source_items import source_items
+from flows.dry_run.lines import checked_items
 from flows.dry_run.model import find_model
 from flows.dry_run.requests import read_requests
 from flows.ingest.parse import ParseOptions
@@ -73,8 +73,8 @@ def read_source(
         name = options.model or DEFAULT_MODEL
         model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
         max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
-        parsing = ParseOptions(name, default_max_tokens=max_tokens, max_line_bytes=MAX_LINE_BYTES)
-        lines = check_lines(source_lines(source), parsing)
+        parsing = ParseOptions(name, default_max_tokens=max_tokens)
+        lines = checked_items(source_items(source, parsing))
         found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
         return PlanInput(
             found.arrays, found.num_bad, tokenizer is not None, model, JobOptions().policy, recorded={}

@@ -39,7 +39,7 @@ def read_requests(
     """Token ids of every good line.
 
     Args:
-        lines: as `check_lines` and `checked_items` give them.
+        lines: as `checked_items` gives them.
         tokenizer: the model's own; None takes groups of `BYTES_PER_TOKEN` bytes for tokens, which keeps
             shared prefixes and gets lengths roughly right for English.
         max_model_len: longest prompt plus answer; longer prompts count as bad, answers are cut to what is

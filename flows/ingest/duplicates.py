@@ -1,6 +1,8 @@
 """The second and later uses of a `custom_id` in a job."""
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 import numpy as np
@@ -48,6 +50,12 @@ class DuplicateCheck:
             if not isinstance(item.parsed, RequestError):
                 checked[named[place]] = self._duplicate(item, int(first_uses[place]))
         return checked
+
+    def remember(self, used: Sequence[tuple[str, str, int]]) -> None:
+        """Takes ids as used, in the order of their use: (custom_id, uri, line)."""
+        for uri, uses in groupby(used, key=itemgetter(1)):
+            ids, _, lines = zip(*uses, strict=True)
+            self._ids.add(ids, np.array(lines, dtype=np.int64) | self._source_bits(uri))
 
     def _source_bits(self, uri: str) -> int:
         if not self._uris or self._uris[-1] != uri:

@@ -24,7 +24,7 @@ class IngestCounts:
         total: every non-blank line and every row, bad ones included.
         errored: bad ones among them.
         num_prompt_tokens: of the good ones.
-        errors_by_code: bad ones by error code.
+        errors_by_code: bad ones by error code, without those that an earlier ingest wrote.
     """
 
     total: int = 0
@@ -56,12 +56,13 @@ def ingest(
     max_model_len: int,
     fail_job_on_duplicate: bool = False,
     on_progress: Callable[[IngestCounts], None] | None = None,
+    used_ids: Iterable[Sequence[tuple[str, str, int]]] = (),
 ) -> IngestCounts:
     """Read all sources to their end and write what they hold.
 
     One batch is in memory at a time. The writers are opened and closed here: the rows mark the ingest as
     complete only after the last shard is stored. An ingest that ended in the middle leaves the job
-    unfinished; repeating it starts anew, and the writers replace what the earlier one left.
+    unfinished; another one goes on behind what its writers keep of it, and replaces the rest.
 
     Args:
         batches: parsed items, source by source.
@@ -71,16 +72,20 @@ def ingest(
         max_model_len: longest prompt plus answer, in tokens.
         fail_job_on_duplicate: end the job at the first repeated `custom_id`.
         on_progress: told the counts after each batch.
+        used_ids: ids of the requests that the writers keep, in batches: (custom_id, uri, line).
 
     Raises:
         SourceError: a source cannot be read, or an id is repeated and the job asked to fail then.
         StorageError: a write was refused.
     """
-    counts = IngestCounts()
+    duplicates = DuplicateCheck(fail_job=fail_job_on_duplicate)
+    for used in used_ids:
+        duplicates.remember(used)
     errors: Counter[str] = Counter()
     with rows, shards:
+        kept = counts = IngestCounts(rows.num_total, rows.num_errored, shards.num_prompt_tokens)
         for batch in number_items(
-            batches, tokenizer, max_model_len=max_model_len, fail_job_on_duplicate=fail_job_on_duplicate
+            batches, tokenizer, duplicates, max_model_len=max_model_len, first_seq=kept.total
         ):
             num_tokens = 0
             for numbered in batch:
@@ -92,7 +97,7 @@ def ingest(
                     _write_request(rows, shards, numbered, numbered.outcome)
             counts = IngestCounts(
                 total=counts.total + len(batch),
-                errored=errors.total(),
+                errored=kept.errored + errors.total(),
                 num_prompt_tokens=counts.num_prompt_tokens + num_tokens,
                 errors_by_code=MappingProxyType(dict(errors)),
             )
@@ -104,17 +109,17 @@ def ingest(
 def number_items(
     batches: Iterable[Sequence[SourceItem]],
     tokenizer: Tokenizer,
+    duplicates: DuplicateCheck,
     *,
     max_model_len: int,
-    fail_job_on_duplicate: bool = False,
+    first_seq: int = 0,
 ) -> Iterator[list[NumberedItem]]:
     """Number the items of a job, check their ids, tokenise their prompts and fit them into the context.
 
     A prompt needs room for itself and at least one output token (`min_tokens` where that is more), else it is
     PROMPT_TOO_LONG. `max_tokens` is cut to the room that is left.
     """
-    duplicates = DuplicateCheck(fail_job=fail_job_on_duplicate)
-    seq = 0
+    seq = first_seq
     for batch in batches:
         items = duplicates.apply(batch)
         encoded = _encode([item.parsed for item in items if isinstance(item.parsed, Draft)], tokenizer)

@@ -74,7 +74,15 @@ def parse_line(line: bytes, options: ParseOptions) -> Draft:
         raise RequestError(
             f"The line is longer than {options.max_line_bytes} bytes.", RequestErrorCode.LINE_TOO_LONG
         )
-    fields = _decode_object(line)
+    return parse_fields(decode_object(line), line, options)
+
+
+def parse_fields(fields: dict[str, Any], line: bytes, options: ParseOptions) -> Draft:
+    """Validate the fields of a request; `line` is the JSON that they came of.
+
+    Raises:
+        RequestError: what is wrong; `ids` hold `custom_id`, `endpoint` and `model` as far as they are valid.
+    """
     known: dict[str, str | int] = {}
     try:
         custom_id = check_custom_id(fields.get("custom_id"))
@@ -127,31 +135,36 @@ def _has_no_control(text: str) -> bool:
     return text.isprintable() or not any(unicodedata.category(char) in ("Cc", "Cs") for char in text)
 
 
-def _decode_object(line: bytes) -> dict[str, Any]:
+def decode_object(text: bytes, what: str = "line") -> dict[str, Any]:
+    """The JSON object of a line, or of a part of it that `what` names.
+
+    Raises:
+        RequestError: it is not UTF-8, no JSON, or no object.
+    """
     try:
-        fields = _decode(line.removeprefix(_BYTE_ORDER_MARK))
+        fields = _decode(text.removeprefix(_BYTE_ORDER_MARK))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _decode_error(line, error) from None
+        raise _decode_error(text, what, error) from None
     if not isinstance(fields, dict):
-        raise RequestError("The line is JSON, but not an object.", RequestErrorCode.NOT_AN_OBJECT)
+        raise RequestError(f"The {what} is JSON, but not an object.", RequestErrorCode.NOT_AN_OBJECT)
     return fields
 
 
-def _decode_error(line: bytes, error: Exception) -> RequestError:
+def _decode_error(text: bytes, what: str, error: Exception) -> RequestError:
     if isinstance(error, RecursionError):
-        return RequestError("The line is nested too deeply.", RequestErrorCode.INVALID_JSON)
+        return RequestError(f"The {what} is nested too deeply.", RequestErrorCode.INVALID_JSON)
     try:
-        line.decode()
+        text.decode()
     except UnicodeDecodeError as bad:
-        return RequestError(f"The line is not UTF-8 (byte {bad.start}).", RequestErrorCode.INVALID_ENCODING)
-    if _has_half_surrogates(line):
+        return RequestError(f"The {what} is not UTF-8 (byte {bad.start}).", RequestErrorCode.INVALID_ENCODING)
+    if _has_half_surrogates(text):
         return RequestError(
-            "The line escapes half of a surrogate pair, which is no character.",
+            f"The {what} escapes half of a surrogate pair, which is no character.",
             RequestErrorCode.INVALID_ENCODING,
         )
     # msgspec's messages name a place and a kind of fault, never the text.
     reason = str(error).removeprefix("JSON is malformed: ")
-    return RequestError(f"The line is not JSON: {reason}.", RequestErrorCode.INVALID_JSON)
+    return RequestError(f"The {what} is not JSON: {reason}.", RequestErrorCode.INVALID_JSON)
 
 
 def _has_half_surrogates(line: bytes) -> bool:

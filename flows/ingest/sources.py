@@ -1,24 +1,19 @@
 """The sources of a job as batches of parsed items, in the order that the job names them."""
 
-import gc
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from blend_core.errors import ConfigurationError, RequestError
-from flows.ingest.draft import Draft, SourceItem
-from flows.ingest.parse import ParseOptions, is_blank, parse_line
+from blend_core.errors import ConfigurationError, SourceError
+from flows.ingest.draft import SourceItem
+from flows.ingest.items import read_content, read_rows
+from flows.ingest.parse import ParseOptions
 from flows.ingest.template import RowTemplate, TemplateOptions
-from flows.job_spec import BatchJobSpec, SqlSource
-from storage.object_lines import LineBatch
+from flows.job_spec import BatchJobSpec, RowSource, SqlSource
+from storage.job_sources import JobSource
 from storage.objects import ObjectEntry, ObjectStore
 from storage.sql_source import stream_rows
 
-# What is parsed together, and tokenised together: enough to be quick, and little memory.
-_ROWS_PER_BATCH = 1_000
-_BYTES_PER_BATCH = 1 << 20
-_EXCERPT_CHARS = 200
+OnSourceRead = Callable[[int, int], None]
 
 # How a statement that reads begins, behind comments and brackets. The server has the last word.
 _READING_STATEMENT = re.compile(
@@ -27,69 +22,105 @@ _READING_STATEMENT = re.compile(
 
 
 class Sources:
-    """Every item of a job's sources in batches, first the S3 objects, then the queries. Read once.
+    """Every item of a job's sources in batches, source by source as they are listed. Read once.
 
     A batch is read when it is asked for.
     """
 
-    __slots__ = ("_entries", "_num_items", "_objects", "_options", "_queries")
+    __slots__ = ("_first_index", "_on_source_read", "_options", "_queries", "_store", "_tables", "listed")
 
     def __init__(
         self,
-        entries: list[ObjectEntry],
-        objects: ObjectStore,
-        queries: list[tuple[SqlSource, str, RowTemplate]],
+        listed: Sequence[JobSource],
+        store: ObjectStore,
+        tables: Mapping[str, RowTemplate],
+        queries: Mapping[str, tuple[SqlSource, str, RowTemplate]],
         options: ParseOptions,
     ) -> None:
-        self._entries = entries
-        self._objects = objects
+        """Reads nothing yet; `tables` and `queries` are those of the parts that the list names."""
+        self.listed = listed
+        self._store = store
+        self._tables = tables
         self._queries = queries
         self._options = options
-        self._num_items: dict[str, int] = {}
+        self._first_index = 0
+        self._on_source_read: OnSourceRead | None = None
+
+    def start_at(self, index: int, on_source_read: OnSourceRead) -> None:
+        """Leave out the sources before `index`, which have been read and stored.
+
+        `on_source_read` is told index and number of items of a source when the batch after its last one is
+        asked for: by then whoever reads has dealt with all of it.
+        """
+        self._first_index, self._on_source_read = index, on_source_read
 
     def __iter__(self) -> Iterator[list[SourceItem]]:
-        for entry in self._entries:
-            lines = self._objects.iter_line_batches(entry, max_line_bytes=self._options.max_line_bytes)
-            yield from self._counted(entry.uri, read_lines(entry.uri, lines, self._options))
-        for number, (source, url, template) in enumerate(self._queries, 1):
-            uri = f"sql:{number}"
-            yield from self._counted(uri, read_rows(uri, stream_rows(url, source.query), template))
+        for index, source in enumerate(self.listed[self._first_index :], self._first_index):
+            num_items = 0
+            for batch in self._batches(source):
+                num_items += len(batch)
+                yield batch
+            if self._on_source_read is not None:
+                self._on_source_read(index, num_items)
 
-    def manifest(self) -> list[dict[str, Any]]:
-        """What was read so far, source by source: address, items, and size and version of an object."""
-        versions = {
-            entry.uri: {"size_bytes": entry.size_bytes, "etag": entry.etag} for entry in self._entries
-        }
-        return [
-            {"uri": uri, "num_items": num_items, **versions.get(uri, {})}
-            for uri, num_items in self._num_items.items()
-        ]
-
-    def _counted(self, uri: str, batches: Iterable[list[SourceItem]]) -> Iterator[list[SourceItem]]:
-        self._num_items[uri] = 0
-        for batch in batches:
-            self._num_items[uri] += len(batch)
-            yield batch
+    def _batches(self, source: JobSource) -> Iterator[list[SourceItem]]:
+        if source.part in self._queries:
+            query, url, template = self._queries[source.part]
+            return read_rows(source.uri, stream_rows(url, query.query), template)
+        entry = ObjectEntry(source.uri, source.size_bytes or 0, source.etag or "")
+        content = self._store.open_source(entry, max_line_bytes=self._options.max_line_bytes)
+        return read_content(source.uri, content, self._options, self._tables.get(source.part))
 
 
 def read_sources(
-    job: BatchJobSpec, objects: ObjectStore, source_urls: Mapping[str, str], options: ParseOptions
+    job: BatchJobSpec,
+    store: ObjectStore,
+    source_urls: Mapping[str, str],
+    options: ParseOptions,
+    listed: Sequence[JobSource] = (),
 ) -> Sources:
     """Opens the job's sources. Templates, connections and addresses are checked at once.
 
     Args:
         job: names the sources.
-        objects: where its S3 addresses are read.
+        store: where its S3 addresses are read.
         source_urls: Postgres URLs by the names that SQL sources use.
         options: of parsing.
+        listed: what an earlier ingest of the job listed; these versions of these objects are read.
 
     Raises:
         ConfigurationError: a template is not valid, or a connection has no URL.
         SourceError: an address holds no object; while reading, what a source answers.
     """
-    queries = open_queries(job, source_urls, options)
-    entries = {entry.uri: entry for uri in job.s3 for entry in objects.list(uri)}
-    return Sources(list(entries.values()), objects, queries, options)
+    queries = {f"sql:{number}": one for number, one in enumerate(open_queries(job, source_urls, options), 1)}
+    tables = {f"parquet:{number}": one for number, one in enumerate(open_tables(job, options), 1)}
+    return Sources(listed or list_sources(job, store), store, tables, queries, options)
+
+
+def list_sources(job: BatchJobSpec, store: ObjectStore) -> list[JobSource]:
+    """What a job reads, in that order: the objects, then the tables, then the queries.
+
+    Raises:
+        SourceError: an address holds no object.
+    """
+    objects = {entry.uri: entry for uri in job.s3 for entry in store.list(uri)}
+    found = [("s3", entry) for entry in objects.values()]
+    for number, table in enumerate(job.parquet, 1):
+        found += [(f"parquet:{number}", entry) for entry in _table_objects(store, table.uri)]
+    return [
+        *(JobSource(part, entry.uri, entry.size_bytes, entry.etag) for part, entry in found),
+        *(JobSource(f"sql:{number}", f"sql:{number}") for number in range(1, len(job.sql) + 1)),
+    ]
+
+
+def _table_objects(store: ObjectStore, uri: str) -> list[ObjectEntry]:
+    """The objects of a table; what its writer keeps beside them (`_SUCCESS`, `.crc`) is left out."""
+    entries = store.list(uri)
+    if uri.endswith(("/", "*")):
+        entries = [entry for entry in entries if not entry.uri.rsplit("/", 1)[-1].startswith(("_", "."))]
+    if not entries:
+        raise SourceError(f"There is no table at or under {uri}; correct the URI.", uri=uri)
+    return entries
 
 
 def open_queries(
@@ -103,47 +134,13 @@ def open_queries(
     return [_open_query(source, source_urls, options) for source in job.sql]
 
 
-def read_lines(
-    source_uri: str, batches: Iterable[LineBatch], options: ParseOptions
-) -> Iterator[list[SourceItem]]:
-    """Parse the lines of one object; blank ones are skipped."""
-    for batch in batches:
-        # The collector would go through the batch's objects many times while they are made, and find nothing.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            items = [
-                _parse_line(source_uri, line_number, line, options)
-                for line_number, line in enumerate(batch.lines, batch.first_line)
-                if not is_blank(line)
-            ]
-        finally:
-            if was_enabled:
-                gc.enable()
-        yield items
-
-
-def read_rows(
-    source_uri: str, rows: Iterable[Mapping[str, Any]], template: RowTemplate
-) -> Iterator[list[SourceItem]]:
-    """Fill the template with the rows of one query.
+def open_tables(job: BatchJobSpec, options: ParseOptions) -> list[RowTemplate]:
+    """The compiled templates of the job's tables.
 
     Raises:
-        SourceError: the rows lack the id column.
+        ConfigurationError: one is not valid.
     """
-    batch: list[SourceItem] = []
-    num_bytes = 0
-    for number, row in enumerate(rows, 1):
-        if number == 1:
-            template.check_columns(row.keys())
-        item = _fill_row(source_uri, number, row, template)
-        batch.append(item)
-        num_bytes += len(item.parsed.body) if isinstance(item.parsed, Draft) else 0
-        if len(batch) >= _ROWS_PER_BATCH or num_bytes >= _BYTES_PER_BATCH:
-            yield batch
-            batch, num_bytes = [], 0
-    if batch:
-        yield batch
+    return [_row_template(table, options) for table in job.parquet]
 
 
 def _open_query(
@@ -160,7 +157,11 @@ def _open_query(
         raise ConfigurationError(
             "A `query` must be one SELECT (or WITH … SELECT, VALUES, TABLE): a source only reads."
         )
-    template = RowTemplate(
+    return source, url, _row_template(source, options)
+
+
+def _row_template(source: RowSource, options: ParseOptions) -> RowTemplate:
+    return RowTemplate(
         TemplateOptions(
             prompt=source.prompt,
             system=source.system,
@@ -169,37 +170,3 @@ def _open_query(
             temperature=source.temperature,
         )
     )
-    return source, url, template
-
-
-def _parse_line(source_uri: str, source_line: int, line: bytes, options: ParseOptions) -> SourceItem:
-    try:
-        draft = parse_line(line, options)
-    except RequestError as error:
-        return _faulty(source_uri, source_line, error, line[: 4 * _EXCERPT_CHARS].decode(errors="replace"))
-    return SourceItem(source_uri, source_line, draft.custom_id, draft, _prompt_excerpt(draft))
-
-
-def _fill_row(source_uri: str, source_line: int, row: Mapping[str, Any], template: RowTemplate) -> SourceItem:
-    try:
-        draft = template.fill(row)
-    except RequestError as error:
-        shown = {name: str(value)[:_EXCERPT_CHARS] for name, value in islice(row.items(), 20)}
-        return _faulty(source_uri, source_line, error, str(shown))
-    return SourceItem(source_uri, source_line, draft.custom_id, draft, _prompt_excerpt(draft))
-
-
-def _faulty(source_uri: str, source_line: int, error: RequestError, text: str) -> SourceItem:
-    custom_id = error.ids.get("custom_id")
-    return SourceItem(
-        source_uri, source_line, None if custom_id is None else str(custom_id), error, text[:_EXCERPT_CHARS]
-    )
-
-
-def _prompt_excerpt(draft: Draft) -> str:
-    """The beginning of the last message, which tells requests apart better than a shared system message."""
-    if draft.messages is not None:
-        return str(draft.messages[-1]["content"])[:_EXCERPT_CHARS]
-    if draft.prompt is not None:
-        return draft.prompt[:_EXCERPT_CHARS]
-    return str((draft.prompt_token_ids or [])[: _EXCERPT_CHARS // 4])[:_EXCERPT_CHARS]

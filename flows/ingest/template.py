@@ -1,13 +1,15 @@
-"""One row of a query to a `Draft`, through the job's sandboxed Jinja templates."""
+"""One row of a query or table to a `Draft`, through the job's sandboxed Jinja templates."""
 
 import datetime
 import decimal
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
+import jinja2.meta
 import jinja2.sandbox
 import msgspec
 from jinja2.exceptions import SecurityError
@@ -28,7 +30,7 @@ _WIDE_FORMAT = re.compile(r"%[^a-zA-Z]*\d{5}")
 
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """What a SQL source says about its rows.
+    """What a SQL or Parquet source says about its rows.
 
     Attributes:
         prompt: Jinja template of the user's message.
@@ -95,7 +97,7 @@ class RowTemplate:
     values as `true` and `false`, JSON columns as JSON, bytes as text if they are UTF-8.
     """
 
-    __slots__ = ("_options", "_prompt", "_system")
+    __slots__ = ("_names", "_options", "_prompt", "_system")
 
     def __init__(self, options: TemplateOptions) -> None:
         """Compile the templates.
@@ -106,11 +108,20 @@ class RowTemplate:
         environment = _Environment(undefined=_Missing, finalize=_finalize, autoescape=False)
         environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
         self._options = options
+        self._names = {*environment.globals, options.id_column}
+        for text in filter(None, (options.prompt, options.system)):
+            # A fault of syntax is told below, with the name of its part.
+            with suppress(jinja2.TemplateSyntaxError, RecursionError):
+                self._names |= jinja2.meta.find_undeclared_variables(environment.parse(text))
         self._prompt = _compile(environment, "prompt", options.prompt)
         self._system = None if options.system is None else _compile(environment, "system", options.system)
 
+    def columns_read(self, columns: Iterable[str]) -> list[str]:
+        """Those of a table's columns that the templates may ask for, and the id column."""
+        return [column for column in columns if column in self._names]
+
     def check_columns(self, columns: Collection[str]) -> None:
-        """Check that the query's columns hold the id column.
+        """Check that the source's columns hold the id column.
 
         Raises:
             SourceError: they do not.
@@ -118,8 +129,8 @@ class RowTemplate:
         id_column = self._options.id_column
         if id_column is not None and id_column not in columns:
             raise SourceError(
-                f"The query has no column {quoted(id_column)} for `custom_id`; select one of that name, "
-                "or name another as `id_column`."
+                f"The source has no column {quoted(id_column)} for `custom_id`; select one of that name, "
+                "or name another as `id_column` (empty for none)."
             )
 
     def fill(self, row: Mapping[str, Any]) -> Draft:
@@ -172,7 +183,21 @@ class RowTemplate:
         value = row.get(column)
         if value is None:
             raise RequestError(f"The id column {quoted(column)} is NULL.", RequestErrorCode.INVALID_CUSTOM_ID)
-        return check_custom_id(str(_finalize(value)))
+        return check_custom_id(id_text(value))
+
+
+def id_text(value: object) -> str:
+    """A column's value as `custom_id`: numbers, times and the like as a template writes them.
+
+    Raises:
+        RequestError: it is bytes that are no UTF-8 text.
+    """
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise RequestError("`custom_id` is no UTF-8 text.", RequestErrorCode.INVALID_CUSTOM_ID) from None
+    return str(_finalize(value))
 
 
 def _compile(environment: jinja2.Environment, part: str, source: str) -> jinja2.Template:
@@ -233,7 +258,7 @@ def _as_variable(name: str, value: object) -> object:
 
 
 def _finalize(value: Any) -> Any:
-    """How a value of Postgres is written."""
+    """How a value of Postgres or Parquet is written."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):

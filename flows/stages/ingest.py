@@ -1,12 +1,13 @@
 """The ingest stage: the sources of a job become request shards and rows, bad lines error rows."""
 
 from blend_core.tokenizing import Tokenizer
+from flows.ingest.checkpoints import Checkpoints, kept_part
 from flows.ingest.ingest import IngestCounts, ingest
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_spec import DuplicateRule
 from flows.stages.context import JobContext
-from storage.jobs import set_job_manifest
+from storage.job_sources import iter_used_ids, load_job_sources, save_job_sources
 from storage.request_shards import RequestShardWriter
 from storage.requests import RequestWriter
 
@@ -18,8 +19,8 @@ class _StopIngest(Exception):  # noqa: N818 - no error: the way out of a loop th
 def ingest_job(context: JobContext) -> str:
     """Reads every source to its end; returns the outcome in one line.
 
-    An ingest that ends early, by an error or because the context is told to stop, is done anew by the next
-    run.
+    An ingest that ends early, by an error or because the context is told to stop, is continued by the next run:
+    it reads the same versions of the same objects, those that were stored completely not again.
 
     Raises:
         ConfigurationError: the model, a template or a connection is wrong.
@@ -41,20 +42,28 @@ def ingest_job(context: JobContext) -> str:
         strict_model=spec.options.strict_model,
         default_max_tokens=spec.options.default_max_tokens,
     )
-    sources = read_sources(spec, wiring.objects, wiring.source_urls(), options)
+    database, job_id = wiring.database, context.job_id
+    listed = load_job_sources(database, job_id)
+    sources = read_sources(spec, wiring.objects, wiring.source_urls(), options, listed)
+    if not listed:
+        save_job_sources(database, job_id, context.run, sources.listed)
+    kept = kept_part(sources.listed)
+    rows = RequestWriter(database, job_id, context.run, num_kept=kept.num_items)
+    shards = RequestShardWriter(wiring.objects, job_id, num_kept=kept.num_items)
+    sources.start_at(kept.num_sources, Checkpoints(rows, shards).source_read)
     try:
         ingest(
             sources,
             Tokenizer(wiring.models.resolve(spec.model)),
-            RequestWriter(wiring.database, context.job_id, context.run),
-            RequestShardWriter(wiring.objects, context.job_id),
+            rows,
+            shards,
             max_model_len=wiring.model_spec(spec.model).max_model_len,
             fail_job_on_duplicate=spec.options.on_duplicate is DuplicateRule.JOB,
             on_progress=on_progress,
+            used_ids=iter_used_ids(database, job_id, kept.num_items),
         )
     except _StopIngest:
         return f"stopped after {counts.total:,} lines and rows"
-    set_job_manifest(wiring.database, context.job_id, sources.manifest(), run=context.run)
     return (
         f"{counts.total:,} lines and rows, {counts.errored:,} bad, {counts.num_prompt_tokens:,} prompt tokens"
     )

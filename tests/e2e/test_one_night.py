@@ -10,6 +10,7 @@ from flows.running import JobOutcome, create_job, run_job
 from flows.wiring import Wiring
 from storage.jobs import get_job
 from storage.plans import load_plan, next_revision
+from storage.job_sources import load_job_sources
 from storage.results import ResultRow, densities, iter_results, job_metrics
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -46,10 +47,10 @@ def test_both_sources_run_and_every_line_and_row_is_accounted_for(wiring: Wiring
     bad = [row for row in rows if row.status == "errored"]
     assert [row.source_line for row in bad] == [2, 4, 6, 8]
     assert all(row.error_code and row.error_message for row in bad)
-    from_s3, from_query = get_job(wiring.database, outcome.job_id).manifest
-    assert (from_s3["num_items"], from_query["num_items"]) == (34, 20)
-    assert from_s3["uri"] == spec.s3[0]
-    assert from_s3["size_bytes"] > 0
+    from_s3, from_query = load_job_sources(wiring.database, outcome.job_id)
+    assert (from_s3.num_items, from_query.num_items) == (34, 20)
+    assert from_s3.uri == spec.s3[0]
+    assert from_s3.size_bytes
 
 
 def test_outputs_and_errors_are_exported_one_to_one(wiring: Wiring, make_job: Any) -> None:

@@ -9,9 +9,10 @@ import pytest
 from blend_core.errors import RequestError, RequestErrorCode
 from blend_core.request import Request
 from blend_core.tokenizing import Tokenizer
+from flows.ingest.duplicates import DuplicateCheck
 from flows.ingest.ingest import NumberedItem, number_items
 from flows.ingest.parse import ParseOptions
-from flows.ingest.sources import read_lines
+from flows.ingest.items import read_lines
 from storage.object_lines import LineBatch
 
 MAX_MODEL_LEN = 10
@@ -33,7 +34,13 @@ def number(tokenizer: Tokenizer, *bodies: dict[str, Any]) -> list[NumberedItem]:
     batches = read_lines(
         "s3://b/k", [LineBatch(n, [line]) for n, line in enumerate(lines, 1)], ParseOptions("m")
     )
-    return [one for batch in number_items(batches, tokenizer, max_model_len=MAX_MODEL_LEN) for one in batch]
+    return [
+        one
+        for batch in number_items(
+            batches, tokenizer, DuplicateCheck(fail_job=False), max_model_len=MAX_MODEL_LEN
+        )
+        for one in batch
+    ]
 
 
 def test_a_prompt_must_leave_room_for_one_token(tokenizer: Tokenizer) -> None:
@@ -73,7 +80,7 @@ def test_kinds_of_prompts_keep_their_order(tokenizer: Tokenizer) -> None:
         b'{"custom_id":"e","method":"POST","url":"/v1/completions","body":{"prompt":"So"}}',
     ]
     batches = read_lines("s3://b/k", [LineBatch(1, lines)], ParseOptions("m"))
-    (numbered,) = number_items(batches, tokenizer, max_model_len=100)
+    (numbered,) = number_items(batches, tokenizer, DuplicateCheck(fail_job=False), max_model_len=100)
     texts = tokenizer.encode_completion(["Hi", "So"])
     chat = tokenizer.encode_chat([[{"role": "user", "content": "x"}]])[0]
     expected = [texts[0], None, [7], chat, texts[1]]

@@ -13,7 +13,7 @@ from storage.jobs import (
     get_job,
     list_jobs,
     request_cancel,
-    set_job_manifest,
+    set_job_outputs,
     set_job_status,
 )
 from storage.ownership import Run
@@ -59,7 +59,7 @@ def test_an_unknown_job_is_named(db: Database) -> None:
         with pytest.raises(StorageError, match="no job job_x"):
             call(db, "job_x")
     with pytest.raises(StorageError, match="no job job_x"):
-        set_job_manifest(db, "job_x", [])
+        set_job_outputs(db, "job_x", output_uri=None, error_uri=None, table_uri=None)
 
 
 def test_a_job_completes_only_when_every_request_has_a_result(

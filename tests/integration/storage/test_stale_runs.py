@@ -10,7 +10,8 @@ from blend_core.engines.base import RequestFinished, StepWindow
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.database import Database
 from storage.exporting import export_job
-from storage.jobs import JobStatus, close_pending, get_job, set_job_manifest, set_job_outputs, set_job_status
+from storage.job_sources import JobSource, save_job_sources
+from storage.jobs import JobStatus, close_pending, get_job, set_job_outputs, set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.plans import next_revision, save_plan
@@ -60,8 +61,10 @@ WRITES: dict[str, Write] = {
         db, run.job_id, JobStatus.FAILED, run=run, error_message="late"
     ),
     "expiry of the rest": lambda db, objects, run: close_pending(db, run.job_id, JobStatus.EXPIRED, run=run),
-    "manifest": lambda db, objects, run: set_job_manifest(db, run.job_id, [{"uri": "late"}], run=run),
-    "output URIs": lambda db, objects, run: set_job_outputs(db, run.job_id, "s3://late", None, run=run),
+    "sources": lambda db, objects, run: save_job_sources(db, run.job_id, run, [JobSource("s3", "s3://late/k")]),
+    "output URIs": lambda db, objects, run: set_job_outputs(
+        db, run.job_id, output_uri="s3://late", error_uri=None, table_uri=None, run=run
+    ),
     "run details": lambda db, objects, run: set_run_details(db, run, {"late": "yes"}),
     "lease": lambda db, objects, run: heartbeat(db, run, lease_s=60),
     "engine death": lambda db, objects, run: record_engine_death(db, run, "It died.", [0]),
@@ -76,7 +79,7 @@ def everything(db: Database, job_id: str) -> tuple[Any, ...]:
             )
             .mappings()
             .all()
-            for table in ("batch_job", "run", "plan", "request", "result", "batch_metric", "engine_suspect")
+            for table in ("batch_job", "run", "plan", "request", "result", "batch_metric", "engine_suspect", "job_source")
         ]
     return tuple([dict(row) for row in table] for table in rows)
 
@@ -121,7 +124,7 @@ def test_a_run_whose_job_has_ended_writes_nothing(
     assert everything(db, job_id) == before
 
 
-@pytest.mark.parametrize("kind", sorted(set(WRITES) - {"requests"}))
+@pytest.mark.parametrize("kind", sorted(set(WRITES) - {"requests", "sources"}))
 def test_the_run_that_owns_the_job_writes(
     db: Database,
     objects: ObjectStore,

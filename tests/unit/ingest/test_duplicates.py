@@ -6,7 +6,7 @@ from blend_core.errors import RequestError, RequestErrorCode, SourceError
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
 from flows.ingest.parse import ParseOptions
-from flows.ingest.sources import read_lines
+from flows.ingest.items import read_lines
 from storage.object_lines import LineBatch
 
 

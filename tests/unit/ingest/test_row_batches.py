@@ -1,6 +1,6 @@
 """Rows of a query come in batches of bounded size."""
 
-from flows.ingest.sources import read_rows
+from flows.ingest.items import read_rows
 from flows.ingest.template import RowTemplate, TemplateOptions
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from urllib3.exceptions import ProtocolError
 
 from blend_core.errors import SourceError, SourceUnavailableError
-from storage.object_lines import plain_chunks, read_chunks, split_lines
+from storage.compression import plain_chunks
+from storage.object_lines import read_chunks, split_lines
 
 
 def lines_of(chunks: list[bytes], max_line_bytes: int = 100, start_line: int = 0) -> list[tuple[int, bytes]]:
