@@ -145,8 +145,8 @@ class BatchJobSpec(_Part):
     sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
     outputs: list[OutputFormat] = Field(
         default_factory=lambda: [OutputFormat.JSONL, OutputFormat.PARQUET],
-        description="`jsonl` (OpenAI Batch: answers and errors apart), `parquet` (one table of all requests), "
-        "by default both",
+        description="`jsonl` (OpenAI Batch: answers and errors apart) and `parquet` (one table of all "
+        "requests); both if left out",
         min_length=1,
     )
     options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")

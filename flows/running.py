@@ -50,6 +50,7 @@ class JobOutcome:
         cancelled: requests without a result when the job was cancelled.
         output_uris: exported objects of answers.
         error_uris: exported objects of error rows.
+        table_uris: exported tables of all requests.
         duration_s: wall time of this run.
     """
 
@@ -62,6 +63,7 @@ class JobOutcome:
     cancelled: int
     output_uris: tuple[str, ...]
     error_uris: tuple[str, ...]
+    table_uris: tuple[str, ...]
     duration_s: float
 
 
@@ -275,5 +277,6 @@ def _outcome(wiring: Wiring, job_id: str, duration_s: float) -> JobOutcome:
         cancelled=job.num_cancelled,
         output_uris=() if job.output_uri is None else (job.output_uri,),
         error_uris=() if job.error_uri is None else (job.error_uri,),
+        table_uris=() if job.table_uri is None else (job.table_uri,),
         duration_s=duration_s,
     )

@@ -1,5 +1,6 @@
-"""Output and error objects in OpenAI Batch format."""
+"""Output and error objects in OpenAI Batch format, and the table of all results."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from storage.database import Database
 from storage.jobs import get_job, set_job_outputs
 from storage.objects import ObjectStore
 from storage.ownership import Run
+from storage.result_table import ResultTable, UploadFile
 from storage.results import ResultRow, counts, iter_results
 
 _CHAT_ENDPOINT = "/v1/chat/completions"
@@ -17,30 +19,41 @@ _CHAT_ENDPOINT = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """Where the objects are and how many lines each has.
+    """Where the objects are and how many requests each has.
 
     Attributes:
-        output_uri: answers.
-        error_uri: requests without an answer; None where every request succeeded.
-        num_output: lines of the output object.
-        num_error: lines of the error object.
+        output_uri: answers, JSONL; None where it was not asked for.
+        error_uri: requests without an answer, JSONL; None where every request succeeded, too.
+        table_uri: all requests, Parquet; None where it was not asked for.
+        num_output: requests with an answer.
+        num_error: the others.
     """
 
-    output_uri: str
+    output_uri: str | None
     error_uri: str | None
+    table_uri: str | None
     num_output: int
     num_error: int
 
 
-def export_job(db: Database, objects: ObjectStore, job_id: str, *, run: Run | None = None) -> ExportResult:
-    """Streams every result into `jobs/{job_id}/output.jsonl` and `errors.jsonl`, and records both on the job.
+def export_job(
+    db: Database,
+    objects: ObjectStore,
+    job_id: str,
+    *,
+    as_jsonl: bool = True,
+    as_table: bool = True,
+    run: Run | None = None,
+) -> ExportResult:
+    """Streams every result into `output.jsonl` and `errors.jsonl`, and into `results.parquet`, of
+    `jobs/{job_id}/`, and records them on the job.
 
-    One line per request in seq order, so that exporting again writes the same bytes.
+    One line or row per request in seq order, so that exporting again writes the same bytes.
 
     Raises:
         StaleRunError: `run` no longer owns the job. Its objects hold what the owner writes, too.
-        StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or the
-            lines do not add up to what the database counts; then neither object appears.
+        StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or what
+            was written does not add up to what the database counts; then no object appears.
     """
     job = get_job(db, job_id)
     expected = counts(db, job_id)
@@ -52,15 +65,24 @@ def export_job(db: Database, objects: ObjectStore, job_id: str, *, run: Run | No
         )
     encode = msgspec.json.Encoder().encode
     num_output = num_error = 0
-    output_key, error_key = f"jobs/{job_id}/output.jsonl", f"jobs/{job_id}/errors.jsonl"
-    with objects.uploader(output_key) as output, objects.uploader(error_key) as errors:
+    error_key = f"jobs/{job_id}/errors.jsonl"
+    with ExitStack() as stack:
+        outputs = errors = results = table = None
+        if as_jsonl:
+            outputs = stack.enter_context(objects.uploader(f"jobs/{job_id}/output.jsonl"))
+            errors = stack.enter_context(objects.uploader(error_key))
+        if as_table:
+            results = stack.enter_context(objects.uploader(f"jobs/{job_id}/results.parquet"))
+            table = stack.enter_context(ResultTable(UploadFile(results), job_id, job.model))
         for row in iter_results(db, job_id, objects=objects):
-            if row.status == "succeeded":
-                output.write(encode(output_line(job_id, job.model, row)) + b"\n")
-                num_output += 1
-            else:
+            is_answer = row.status == "succeeded"
+            num_output, num_error = num_output + is_answer, num_error + (not is_answer)
+            if is_answer and outputs is not None:
+                outputs.write(encode(output_line(job_id, job.model, row)) + b"\n")
+            elif errors is not None:
                 errors.write(encode(error_line(job_id, row)) + b"\n")
-                num_error += 1
+            if table is not None:
+                table.add(row)
         if (num_output, num_error) != (expected.succeeded, expected.total - expected.succeeded):
             raise StorageError(
                 f"The export of job {job_id} has {num_output} answers and {num_error} errors where "
@@ -68,11 +90,13 @@ def export_job(db: Database, objects: ObjectStore, job_id: str, *, run: Run | No
                 "export again.",
                 job_id=job_id,
             )
-    error_uri = errors.uri if num_error else None
-    if error_uri is None:
+    error_uri = errors.uri if errors is not None and num_error else None
+    if errors is not None and error_uri is None:
         objects.delete([error_key])
-    set_job_outputs(db, job_id, output.uri, error_uri, run=run)
-    return ExportResult(output.uri, error_uri, num_output, num_error)
+    output_uri = None if outputs is None else outputs.uri
+    table_uri = None if results is None else results.uri
+    set_job_outputs(db, job_id, output_uri=output_uri, error_uri=error_uri, table_uri=table_uri, run=run)
+    return ExportResult(output_uri, error_uri, table_uri, num_output, num_error)
 
 
 def output_line(job_id: str, model: str, row: ResultRow) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from blend_core.errors import SourceError, SourceUnavailableError
+from blend_core.errors import SourceUnavailableError
 from storage.compression import CHUNK_BYTES
 from storage.object_errors import CLIENT_ERRORS, changed_error, error_code, is_transient, source_error
 

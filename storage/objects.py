@@ -142,7 +142,7 @@ class ObjectStore:
         return sorted(entries, key=lambda entry: entry.uri)
 
     def open_source(self, entry: ObjectEntry, *, max_line_bytes: int) -> Iterator[LineBatch] | ParquetRows:
-        """The rows of a Parquet file, which the caller closes, or the lines of anything else: told by content.
+        """Told by content: the rows of a Parquet file, which the caller closes, or lines of anything else.
 
         Both are read in exactly the listed version, and while they are used.
         """

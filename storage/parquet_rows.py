@@ -4,7 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Self
+from io import IOBase
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,9 +36,9 @@ def is_parquet(first_bytes: bytes) -> bool:
 class ParquetRows:
     """The rows of one Parquet file as Python values. A context manager; for one thread.
 
-    Values are Python's own: int, float, bool, str, bytes, Decimal, date, time, datetime (with its zone), list,
-    and dict for a struct or map. What Python has no object for (nanoseconds, years beyond 9999) comes as
-    text, text that is no UTF-8 as bytes.
+    Values are Python's own: int, float, bool, str, bytes, Decimal, date, time, datetime (with its zone),
+    list, and dict for a struct or map. What Python has no object for (nanoseconds, years beyond 9999) comes
+    as text, text that is no UTF-8 as bytes.
 
     Attributes:
         columns: names of the file's columns, in its order.
@@ -45,7 +46,7 @@ class ParquetRows:
 
     __slots__ = ("_file", "_parquet", "_uri", "columns")
 
-    def __init__(self, file: BinaryIO, uri: str) -> None:
+    def __init__(self, file: IOBase, uri: str) -> None:
         """Reads the file's footer; `file` is closed with this, and here if it is no good.
 
         Raises:
@@ -125,8 +126,8 @@ class ParquetRows:
             yield
         except pa.ArrowNotImplementedError as error:
             raise SourceError(
-                f"{self._uri} uses a feature of Parquet that cannot be read ({place}); write it with a common "
-                "compression (snappy, zstd, gzip) and plain types.",
+                f"{self._uri} uses a feature of Parquet that cannot be read ({place}); write it with a "
+                "common compression (snappy, zstd, gzip) and plain types.",
                 uri=self._uri,
             ) from error
         except (pa.ArrowException, OSError) as error:
@@ -135,7 +136,7 @@ class ParquetRows:
             ) from error
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(column: "pa.Array[Any]") -> list[Any]:
     try:
         return column.to_pylist(maps_as_pydicts="strict")
     except (ValueError, OverflowError, KeyError):
@@ -152,11 +153,11 @@ def _value(scalar: "pa.Scalar[Any]") -> Any:
         if isinstance(scalar, pa.StructScalar):
             return {name: _value(part) for name, part in scalar.items()}
         if isinstance(scalar, _LIST_SCALARS):
-            return [_value(part) for part in scalar.values]
+            return [_value(part) for part in scalar.values or ()]
         return _time_text(scalar)
 
 
 def _time_text(scalar: "pa.Scalar[Any]") -> str:
     """A time that Python has no object for: as Arrow writes it, or the number that it is stored as."""
     text = str(scalar.cast(pa.string()).as_py())
-    return text if _TIME.fullmatch(text) else str(scalar.value)
+    return text if _TIME.fullmatch(text) else str(scalar.value)  # type: ignore[attr-defined]

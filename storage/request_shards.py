@@ -36,11 +36,11 @@ _FIXED_BYTES = 64
 
 
 class RequestShardWriter:
-    """Writes a job's shards. Entering removes what an unfinished ingest left behind its last checkpoint; a clean
-    exit writes the index.
+    """Writes a job's shards. Entering removes what an unfinished ingest left behind its last checkpoint; a
+    clean exit writes the index.
 
-    At most one shard of about `max_shard_bytes` is in memory. With `num_kept`, the requests of seq 0 and up to
-    there are those of a checkpoint, whose shards stay.
+    At most one shard of about `max_shard_bytes` is in memory. With `num_kept`, the requests below that seq
+    are those of a checkpoint, whose shards stay.
     """
 
     __slots__ = (

@@ -74,8 +74,8 @@ class RequestWriter:
     """Writes a job's requests in batches, each committed with the job's counters.
 
     Entering removes what an unfinished ingest of the same job left behind its last checkpoint; a clean exit
-    marks the ingest as complete, after which the job takes no more requests. A row that the database refuses becomes an error row
-    and takes no other row with it.
+    marks the ingest as complete, after which the job takes no more requests. A row that the database refuses
+    becomes an error row and takes no other row with it.
     """
 
     __slots__ = (

@@ -55,6 +55,7 @@ class ResultRow:
         finished_at: last token, or when the error was found.
         run_id: the run that answered.
         revision: plan revision in force.
+        prompt_excerpt: first characters of the prompt, or of the line or row at fault.
     """
 
     seq: int
@@ -74,6 +75,7 @@ class ResultRow:
     finished_at: datetime | None
     run_id: str | None
     revision: int | None
+    prompt_excerpt: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def iter_results(
             "SELECT q.seq, q.custom_id, q.source_uri, q.source_line, q.endpoint, r.status, r.output_text,"
             " r.finish_reason, coalesce(r.num_prompt_tokens, q.num_prompt_tokens), r.num_cached_tokens,"
             " r.num_output_tokens, r.error_code, r.error_message, r.started_at, r.finished_at, r.run_id,"
-            " r.revision, r.raw_ref"
+            " r.revision, q.prompt_excerpt, r.raw_ref"
             " FROM request q LEFT JOIN result r ON r.job_id = q.job_id AND r.seq = q.seq"
             " WHERE q.job_id = %s ORDER BY q.seq LIMIT %s",
             (job_id, limit),

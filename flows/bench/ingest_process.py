@@ -10,8 +10,8 @@ import msgspec
 
 from flows.ingest.draft import Draft
 from flows.ingest.duplicates import DuplicateCheck
-from flows.ingest.parse import ParseOptions
 from flows.ingest.items import read_lines
+from flows.ingest.parse import ParseOptions
 from storage.objects import ObjectStore, ObjectStoreOptions
 
 

@@ -42,8 +42,8 @@ def validate(
 ) -> None:
     """Check a request file line by line.
 
-    Prints each bad line with its number, code and reason; of Parquet, the row. Needs neither services nor a model. Blank lines do
-    not count. Prompts too long for a model are found when the job runs.
+    Prints each bad line (or row, of Parquet) with its number, code and reason. Needs neither services nor a
+    model. Blank lines do not count. Prompts too long for a model are found when the job runs.
 
     \b
     Examples:
@@ -94,8 +94,8 @@ def plan(
         str | None,
         typer.Argument(
             metavar="[SOURCE]",
-            help="OpenAI Batch JSONL (plain, gzip or zstd) or Parquet: a local file or s3://bucket/key; or a job "
-            "file, .yaml.",
+            help="OpenAI Batch JSONL (plain, gzip or zstd) or Parquet: a local file or s3://bucket/key; or a "
+            "job file, .yaml.",
             show_default=False,
         ),
     ] = None,

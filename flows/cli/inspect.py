@@ -1,7 +1,9 @@
 """`blend results`, `report` and `cancel`: one job as it stands in the database."""
 
+import io
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blend_core.errors import ConfigurationError
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ class ResultFormat(StrEnum):
 
     JSONL = "jsonl"
     CSV = "csv"
+    PARQUET = "parquet"
     TABLE = "table"
 
 
@@ -41,6 +45,12 @@ def results(
         bool, typer.Option("--errors", help="Only the error rows, with line, code and reason.")
     ] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many rows.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", metavar="FILE", help="Write into this file instead; it appears when complete."
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print exactly one JSON object, with all rows in `results`.")
     ] = False,
@@ -55,32 +65,66 @@ def results(
     Examples:
       blend results job_01m8kzrqrsafg01r9jwt > answers.jsonl
       blend results job_01m8kzrqrsafg01r9jwt --errors --format table
+      blend results job_01m8kzrqrsafg01r9jwt --format parquet --output answers.parquet
     """
-    import csv
-    import json as json_module
-
     from flows.cli.services import connected
     from storage.jobs import get_job
     from storage.results import iter_results
 
-    with connected() as wiring:
-        get_job(wiring.database, job_id)
+    if format_ is ResultFormat.PARQUET and (output is None or json):
+        raise ConfigurationError("--format parquet is no text to print; give --output FILE, without --json.")
+    with connected() as wiring, _complete_file(output) as file:
+        job = get_job(wiring.database, job_id)
         rows = _chosen(iter_results(wiring.database, job_id, objects=wiring.objects), errors, limit)
-        if json:
-            print_json({"job_id": job_id, "results": [_plain(row) for row in rows]})
-        elif format_ is ResultFormat.JSONL:
-            for row in rows:
-                print_line(json_module.dumps(_plain(row), ensure_ascii=False, default=str))
-        elif format_ is ResultFormat.CSV:
-            writer: csv.DictWriter[str] | None = None
-            for row in rows:
-                plain = _plain(row)
-                if writer is None:
-                    writer = csv.DictWriter(sys.stdout, list(plain), lineterminator="\n")
-                    writer.writeheader()
-                writer.writerow({name: _spreadsheet_cell(value) for name, value in plain.items()})
+        if file is None:
+            _print_rows(job_id, rows, format_, json=json)
+        elif format_ is ResultFormat.PARQUET:
+            from storage.result_table import ResultTable
+
+            with ResultTable(file, job_id, job.model) as table:
+                for row in rows:
+                    table.add(row)
         else:
-            print_table(("line", "custom_id", "status", "tokens", "text"), (_table_row(row) for row in rows))
+            with io.TextIOWrapper(file, encoding="utf-8", newline="") as text, redirect_stdout(text):
+                _print_rows(job_id, rows, format_, json=json)
+
+
+def _print_rows(job_id: str, rows: Iterator["ResultRow"], format_: ResultFormat, *, json: bool) -> None:
+    import csv
+    import json as json_module
+
+    if json:
+        print_json({"job_id": job_id, "results": [_plain(row) for row in rows]})
+    elif format_ is ResultFormat.JSONL:
+        for row in rows:
+            print_line(json_module.dumps(_plain(row), ensure_ascii=False, default=str))
+    elif format_ is ResultFormat.CSV:
+        writer: csv.DictWriter[str] | None = None
+        for row in rows:
+            plain = _plain(row)
+            if writer is None:
+                writer = csv.DictWriter(sys.stdout, list(plain), lineterminator="\n")
+                writer.writeheader()
+            writer.writerow({name: _spreadsheet_cell(value) for name, value in plain.items()})
+    else:
+        print_table(("line", "custom_id", "status", "tokens", "text"), (_table_row(row) for row in rows))
+
+
+@contextmanager
+def _complete_file(path: Path | None) -> Iterator[io.BufferedWriter | None]:
+    """A file that gets its name at a clean exit; None for None."""
+    if path is None:
+        yield None
+        return
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        part.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"The file {path} cannot be written ({error.strerror}).") from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def report(
@@ -103,7 +147,6 @@ def report(
       blend report job_01m8kzrqrsafg01r9jwt
       blend report job_01m8kzrqrsafg01r9jwt --what-if h100 --plot density.svg
     """
-    from blend_core.errors import ConfigurationError
     from blend_core.specs import ModelSpec, load_device_profile
     from flows.cli.services import connected
     from flows.report import build_report

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flows.job_spec import BatchJobSpec
     from flows.running import JobOutcome
 
-_FIRST_LINE_CHARS = 1 << 16
+_FIRST_LINE_BYTES = 1 << 16
 
 JobFile = Annotated[
     Path | None,
@@ -26,15 +26,27 @@ S3 = Annotated[
     typer.Option(
         "--s3",
         metavar="URI",
-        help="OpenAI Batch JSONL, s3://bucket/key or s3://bucket/folder/ (a local file: `blend upload` it "
-        "first); repeatable.",
+        help="OpenAI Batch JSONL or Parquet, s3://bucket/key or s3://bucket/folder/ (a local file: "
+        "`blend upload` it first); repeatable.",
     ),
+]
+Parquet = Annotated[
+    str | None,
+    typer.Option("--parquet", metavar="URI", help="A table in S3, addressed as for --s3; needs --prompt."),
 ]
 Sql = Annotated[Path | None, typer.Option("--sql", metavar="FILE", help="File with one SELECT statement.")]
 Prompt = Annotated[
-    str | None, typer.Option(help="Jinja template over the columns of --sql: 'Summarise: {{ body }}'.")
+    str | None,
+    typer.Option(help="Jinja template over the columns of --sql or --parquet: 'Summarise: {{ body }}'."),
 ]
-System = Annotated[str | None, typer.Option(help="Jinja template of the system message for --sql.")]
+System = Annotated[str | None, typer.Option(help="Jinja template of the system message, beside --prompt.")]
+IdColumn = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Column of --sql or --parquet that becomes `custom_id`; `id` if left out, '' for none.",
+    ),
+]
 Connection = Annotated[
     str | None,
     typer.Option(
@@ -76,9 +88,11 @@ def register(app: typer.Typer) -> None:
 def run(
     job_file: JobFile = None,
     s3: S3 = None,
+    parquet: Parquet = None,
     sql: Sql = None,
     prompt: Prompt = None,
     system: System = None,
+    id_column: IdColumn = None,
     connection: Connection = None,
     model: Model = None,
     policy: PolicyName = None,
@@ -112,9 +126,10 @@ def run(
       blend run night.yaml --idempotency-key "night $(date +%F)" --json
       blend run --s3 s3://bucket/requests/ --model smollm2-135m --policy dual_scan
       blend run --sql tickets.sql --prompt 'Summarise: {{ body }}'
+      blend run --parquet s3://lake/tickets/ --prompt 'Summarise: {{ body }}' --id-column ticket_id
       blend run --job-id job_01m8kzrqrsafg01r9jwt --json
     """
-    given = _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name)
+    given = _given(s3, parquet, sql, prompt, system, id_column, connection, model, policy, max_tokens, name)
     if job_id is not None and (job_file is not None or given or idempotency_key is not None):
         raise ConfigurationError("--job-id continues a job as it is; leave out the job file and its options.")
     spec = None if job_id is not None else _job(job_file, given)
@@ -152,9 +167,11 @@ def run(
 def submit(
     job_file: JobFile = None,
     s3: S3 = None,
+    parquet: Parquet = None,
     sql: Sql = None,
     prompt: Prompt = None,
     system: System = None,
+    id_column: IdColumn = None,
     connection: Connection = None,
     model: Model = None,
     policy: PolicyName = None,
@@ -173,7 +190,10 @@ def submit(
       blend submit night.yaml
       blend submit --s3 s3://bucket/requests/ --json
     """
-    spec = _job(job_file, _given(s3, sql, prompt, system, connection, model, policy, max_tokens, name))
+    spec = _job(
+        job_file,
+        _given(s3, parquet, sql, prompt, system, id_column, connection, model, policy, max_tokens, name),
+    )
 
     from flows.cli.services import connected
     from flows.cli.stack import prefect_ui_url
@@ -195,9 +215,11 @@ def submit(
 
 def _given(
     s3: list[str] | None,
+    parquet: str | None,
     sql: Path | None,
     prompt: str | None,
     system: str | None,
+    id_column: str | None,
     connection: str | None,
     model: str | None,
     policy: str | None,
@@ -205,25 +227,33 @@ def _given(
     name: str | None,
 ) -> dict[str, Any]:
     """The parts of a job that options gave, in the shape of a job file."""
-    if sql is None and (prompt is not None or system is not None or connection is not None):
+    if sql is None and connection is not None:
+        raise ConfigurationError("--connection belongs to a query; give it with --sql FILE.")
+    if sql is None and parquet is None and not (prompt is system is id_column is None):
         raise ConfigurationError(
-            "--prompt, --system and --connection belong to a query; give it with --sql FILE."
+            "--prompt, --system and --id-column belong to rows; give --sql FILE or --parquet URI with them."
         )
-    for address in s3 or []:
+    for address in [*(s3 or []), *([parquet] if parquet else [])]:
         if not address.startswith("s3://") and Path(address).exists():
             raise ConfigurationError(
                 f"{address} is a file of this machine, and jobs read S3; put it there with "
-                f"`blend upload {address}` and give --s3 the address that it prints."
+                f"`blend upload {address}` and give the address that it prints."
             )
     given: dict[str, Any] = {"model": model, "name": name, "s3": s3}
+    template = {"prompt": prompt, "system": system, "id_column": id_column}
+    if (sql is not None or parquet is not None) and prompt is None:
+        raise ConfigurationError("--sql and --parquet need --prompt, a template over their columns.")
+    if parquet is not None:
+        given["parquet"] = [_said({"uri": parquet, **template})]
     if sql is not None:
-        if prompt is None:
-            raise ConfigurationError("--sql needs --prompt, a template over the query's columns.")
-        source = {"query": _query(sql), "prompt": prompt, "system": system, "connection": connection}
-        given["sql"] = [{key: value for key, value in source.items() if value is not None}]
+        given["sql"] = [_said({"query": _query(sql), "connection": connection, **template})]
     options = {"policy": policy, "default_max_tokens": max_tokens}
-    given["options"] = {key: value for key, value in options.items() if value is not None} or None
+    given["options"] = _said(options) or None
     return {key: value for key, value in given.items() if value}
+
+
+def _said(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _query(path: Path) -> str:
@@ -253,15 +283,19 @@ def _job(job_file: Path | None, given: dict[str, Any]) -> "BatchJobSpec":
 
 
 def _holds_requests(path: Path) -> bool:
-    """Whether a file is request lines, by its name or by its first line."""
-    if path.name.endswith((".jsonl", ".jsonl.gz")):
+    """Whether a file is request lines, by its name or by how it begins."""
+    if path.name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
         return path.exists()
     try:
-        with path.open(encoding="utf-8") as file:
-            first = file.readline(_FIRST_LINE_CHARS)
-    except (OSError, UnicodeDecodeError):
+        with path.open("rb") as file:
+            content = file.read(_FIRST_LINE_BYTES)
+    except OSError:
         return False
-    return first.startswith("{") and ('"custom_id"' in first or '"body"' in first)
+    # Parquet, gzip or zstd: a job file is none of these.
+    if content.startswith((b"PAR1", b"\x1f\x8b", b"\x28\xb5\x2f\xfd")):
+        return True
+    first = content.partition(b"\n")[0]
+    return first.startswith(b"{") and (b'"custom_id"' in first or b'"body"' in first)
 
 
 def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
@@ -278,6 +312,7 @@ def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
                 "duration_s": outcome.duration_s,
                 "output_uris": list(outcome.output_uris),
                 "error_uris": list(outcome.error_uris),
+                "table_uris": list(outcome.table_uris),
             }
         )
         return
@@ -286,6 +321,6 @@ def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
         f"{outcome.succeeded:,} succeeded + {outcome.errored:,} errored + {outcome.expired:,} expired "
         f"+ {outcome.cancelled:,} cancelled = {outcome.total:,}"
     )
-    for uri in (*outcome.output_uris, *outcome.error_uris):
+    for uri in (*outcome.output_uris, *outcome.error_uris, *outcome.table_uris):
         print_line(f"  {uri}")
     print_line(f"See `blend report {outcome.job_id}` and `blend results {outcome.job_id}`.")

@@ -145,7 +145,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     if run_error:
         print_line(f"Its latest run failed: {run_error}")
         print_line(f"Continue it with: blend run --job-id {job.job_id}")
-    for uri in filter(None, (job.output_uri, job.error_uri)):
+    for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):
         print_line(uri)
 
 
@@ -171,6 +171,7 @@ def _job_json(job: "Job") -> dict[str, Any]:
         "error_message": job.error_message,
         "output_uri": job.output_uri,
         "error_uri": job.error_uri,
+        "table_uri": job.table_uri,
     }
 
 

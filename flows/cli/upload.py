@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def upload(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Request files, JSONL or gzipped JSONL.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Request files: JSONL (plain, gzip or zstd) or Parquet."),
     ],
     to: Annotated[
         str | None,

@@ -24,8 +24,8 @@ def check_table(columns: Collection[str], uri: str) -> None:
     missing = [column for column in COLUMNS if column not in columns]
     if missing:
         raise SourceError(
-            f"{uri} is a table without the column `{missing[0]}`. Requests need {', '.join(COLUMNS)}; a table "
-            "of other columns needs a prompt template: name both under `parquet` in a job file.",
+            f"{uri} is a table without the column `{missing[0]}`. Requests need {', '.join(COLUMNS)}; a "
+            "table of other columns needs a prompt template: name both under `parquet` in a job file.",
             uri=uri,
         )
 
@@ -34,8 +34,8 @@ def parse_columns(row: Mapping[str, Any], options: ParseOptions) -> Draft:
     """Parse and validate one row.
 
     Args:
-        row: `custom_id`, `method`, `url` and `body`; the body as JSON text, or as a struct in which null means
-            absent. Text may come as bytes; a `custom_id` of another type is written as text.
+        row: `custom_id`, `method`, `url` and `body`; the body as JSON text, or as a struct in which null
+            means absent. Text may come as bytes; a `custom_id` of another type is written as text.
         options: of the job.
 
     Raises:

@@ -25,7 +25,7 @@ def read_content(
     options: ParseOptions,
     template: RowTemplate | None = None,
 ) -> Iterator[list[SourceItem]]:
-    """Items of one object or file: lines, rows in OpenAI's Batch format, or with a template rows of any table.
+    """Items of one object or file: lines, rows in OpenAI's Batch format, or with a template any table's rows.
 
     Raises:
         SourceError: with a template, it is no table; a table without one lacks the columns of a request.

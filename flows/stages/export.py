@@ -1,5 +1,6 @@
 """The export stage: output and error objects of a job whose requests all have a result."""
 
+from flows.job_spec import OutputFormat
 from flows.stages.context import JobContext
 from storage.exporting import export_job as export_objects
 
@@ -10,8 +11,20 @@ def export_job(context: JobContext) -> str:
     Raises:
         StorageError: requests are pending, the counts disagree, or the object store refused.
     """
+    outputs = context.spec.outputs
     exported = export_objects(
-        context.wiring.database, context.wiring.objects, context.job_id, run=context.run
+        context.wiring.database,
+        context.wiring.objects,
+        context.job_id,
+        as_jsonl=OutputFormat.JSONL in outputs,
+        as_table=OutputFormat.PARQUET in outputs,
+        run=context.run,
     )
-    errors = "" if exported.error_uri is None else f", {exported.num_error:,} lines in {exported.error_uri}"
-    return f"{exported.num_output:,} lines in {exported.output_uri}{errors}"
+    written = []
+    if exported.output_uri is not None:
+        written.append(f"{exported.num_output:,} lines in {exported.output_uri}")
+    if exported.error_uri is not None:
+        written.append(f"{exported.num_error:,} lines in {exported.error_uri}")
+    if exported.table_uri is not None:
+        written.append(f"{exported.num_output + exported.num_error:,} rows in {exported.table_uri}")
+    return ", ".join(written)

@@ -19,8 +19,8 @@ class _StopIngest(Exception):  # noqa: N818 - no error: the way out of a loop th
 def ingest_job(context: JobContext) -> str:
     """Reads every source to its end; returns the outcome in one line.
 
-    An ingest that ends early, by an error or because the context is told to stop, is continued by the next run:
-    it reads the same versions of the same objects, those that were stored completely not again.
+    An ingest that ends early, by an error or because the context is told to stop, is continued by the next
+    run: it reads the same versions of the same objects, and those not again that were stored completely.
 
     Raises:
         ConfigurationError: the model, a template or a connection is wrong.

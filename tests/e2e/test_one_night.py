@@ -8,9 +8,9 @@ import pytest
 from flows.progress import SilentProgress
 from flows.running import JobOutcome, create_job, run_job
 from flows.wiring import Wiring
+from storage.job_sources import load_job_sources
 from storage.jobs import get_job
 from storage.plans import load_plan, next_revision
-from storage.job_sources import load_job_sources
 from storage.results import ResultRow, densities, iter_results, job_metrics
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]

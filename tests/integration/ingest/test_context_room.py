@@ -11,8 +11,8 @@ from blend_core.request import Request
 from blend_core.tokenizing import Tokenizer
 from flows.ingest.duplicates import DuplicateCheck
 from flows.ingest.ingest import NumberedItem, number_items
-from flows.ingest.parse import ParseOptions
 from flows.ingest.items import read_lines
+from flows.ingest.parse import ParseOptions
 from storage.object_lines import LineBatch
 
 MAX_MODEL_LEN = 10

@@ -12,7 +12,19 @@ from flows.job_spec import Policy, load_job_file
 
 
 def given(**options: object) -> dict[str, object]:
-    names = ("s3", "sql", "prompt", "system", "connection", "model", "policy", "max_tokens", "name")
+    names = (
+        "s3",
+        "parquet",
+        "sql",
+        "prompt",
+        "system",
+        "id_column",
+        "connection",
+        "model",
+        "policy",
+        "max_tokens",
+        "name",
+    )
     return _given(*(options.get(name) for name in names))  # type: ignore[arg-type]
 
 

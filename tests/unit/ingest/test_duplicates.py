@@ -5,8 +5,8 @@ import pytest
 from blend_core.errors import RequestError, RequestErrorCode, SourceError
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
-from flows.ingest.parse import ParseOptions
 from flows.ingest.items import read_lines
+from flows.ingest.parse import ParseOptions
 from storage.object_lines import LineBatch
 
 
