@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -73,7 +73,7 @@ def export_job(
             errors = stack.enter_context(objects.uploader(error_key))
         if as_table:
             results = stack.enter_context(objects.uploader(f"jobs/{job_id}/results.parquet"))
-            table = stack.enter_context(ResultTable(UploadFile(results), job_id, job.model))
+            table = stack.enter_context(ResultTable(cast(IO[bytes], UploadFile(results)), job_id, job.model))
         for row in iter_results(db, job_id, objects=objects):
             is_answer = row.status == "succeeded"
             num_output, num_error = num_output + is_answer, num_error + (not is_answer)

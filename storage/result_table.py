@@ -1,8 +1,8 @@
 """Results as one Parquet table, with the same columns whatever the rows hold."""
 
-from io import IOBase, RawIOBase
+from io import RawIOBase
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,31 +11,30 @@ from storage.results import ResultRow
 from storage.uploads import Upload
 
 _INSTANT = pa.timestamp("us", tz="UTC")
-SCHEMA = pa.schema(
-    [
-        pa.field("job_id", pa.string(), nullable=False),
-        pa.field("seq", pa.int64(), nullable=False),
-        pa.field("custom_id", pa.string()),
-        pa.field("source_uri", pa.string(), nullable=False),
-        pa.field("source_line", pa.int64(), nullable=False),
-        pa.field("endpoint", pa.string()),
-        pa.field("prompt_excerpt", pa.string()),
-        pa.field("model", pa.string(), nullable=False),
-        # Null only in a table that is written while the job runs.
-        pa.field("status", pa.string()),
-        pa.field("output_text", pa.string()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("num_prompt_tokens", pa.int64()),
-        pa.field("num_cached_tokens", pa.int64()),
-        pa.field("num_output_tokens", pa.int64()),
-        pa.field("error_code", pa.string()),
-        pa.field("error_message", pa.string()),
-        pa.field("started_at", _INSTANT),
-        pa.field("finished_at", _INSTANT),
-        pa.field("run_id", pa.string()),
-        pa.field("revision", pa.int64()),
-    ]
-)
+_FIELDS: "list[pa.Field[Any]]" = [
+    pa.field("job_id", pa.string(), nullable=False),
+    pa.field("seq", pa.int64(), nullable=False),
+    pa.field("custom_id", pa.string()),
+    pa.field("source_uri", pa.string(), nullable=False),
+    pa.field("source_line", pa.int64(), nullable=False),
+    pa.field("endpoint", pa.string()),
+    pa.field("prompt_excerpt", pa.string()),
+    pa.field("model", pa.string(), nullable=False),
+    # Null only in a table that is written while the job runs.
+    pa.field("status", pa.string()),
+    pa.field("output_text", pa.string()),
+    pa.field("finish_reason", pa.string()),
+    pa.field("num_prompt_tokens", pa.int64()),
+    pa.field("num_cached_tokens", pa.int64()),
+    pa.field("num_output_tokens", pa.int64()),
+    pa.field("error_code", pa.string()),
+    pa.field("error_message", pa.string()),
+    pa.field("started_at", _INSTANT),
+    pa.field("finished_at", _INSTANT),
+    pa.field("run_id", pa.string()),
+    pa.field("revision", pa.int64()),
+]
+SCHEMA = pa.schema(_FIELDS)
 """The columns of every table: fixed from the first row, so that files of many nights read as one."""
 
 _ROWS_PER_GROUP = 20_000
@@ -50,7 +49,7 @@ class ResultTable:
 
     __slots__ = ("_job_id", "_model", "_num_bytes", "_rows", "_writer")
 
-    def __init__(self, file: IOBase, job_id: str, model: str) -> None:
+    def __init__(self, file: IO[bytes], job_id: str, model: str) -> None:
         self._job_id = job_id
         self._model = model
         self._rows: list[ResultRow] = []

@@ -47,9 +47,7 @@ def results(
     limit: Annotated[int | None, typer.Option(min=1, help="Print at most this many rows.")] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", metavar="FILE", help="Write into this file instead; it appears when complete."
-        ),
+        typer.Option("--output", metavar="FILE", help="Write into this file, which appears when complete."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print exactly one JSON object, with all rows in `results`.")

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def upload(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Request files: JSONL (plain, gzip or zstd) or Parquet."),
+        typer.Argument(metavar="FILE...", help="Request files, JSONL or Parquet; JSONL may be gzip or zstd."),
     ],
     to: Annotated[
         str | None,

@@ -41,10 +41,13 @@ def kept_part(listed: Sequence[JobSource]) -> KeptPart:
 class Checkpoints:
     """Makes a checkpoint where a source ends, when enough has been read since the last one."""
 
-    __slots__ = ("_last_total", "_rows", "_shards")
+    __slots__ = ("_items_between", "_last_total", "_rows", "_shards")
 
-    def __init__(self, rows: RequestWriter, shards: RequestShardWriter) -> None:
+    def __init__(
+        self, rows: RequestWriter, shards: RequestShardWriter, *, items_between: int = _ITEMS_BETWEEN
+    ) -> None:
         """Writers of one ingest, which opens and closes them."""
+        self._items_between = items_between
         self._rows = rows
         self._shards = shards
         self._last_total = rows.num_total
@@ -52,7 +55,7 @@ class Checkpoints:
     def source_read(self, source_index: int, num_items: int) -> None:
         """Call when all items of a source have been given to the writers."""
         self._rows.source_read(source_index, num_items)
-        if self._rows.num_total - self._last_total >= _ITEMS_BETWEEN:
+        if self._rows.num_total - self._last_total >= self._items_between:
             # In this order: rows without their shard could not run, a shard without rows is replaced.
             self._shards.checkpoint()
             self._rows.checkpoint()

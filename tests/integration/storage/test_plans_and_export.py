@@ -1,7 +1,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from blend_core.engines.base import RequestFailed, RequestFinished
@@ -13,6 +17,8 @@ from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.plans import load_plan, load_plan_summary, next_revision, save_plan
 from storage.recorder import Recorder
+from storage.result_table import SCHEMA, ResultTable
+from storage.results import ResultRow
 from tests.integration.storage.plans import plan_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
@@ -100,6 +106,7 @@ def test_answers_and_errors_are_exported_in_openai_batch_format(
     ]
     job = get_job(db, job_id)
     assert (job.output_uri, job.error_uri) == (exported.output_uri, exported.error_uri)
+    assert job.table_uri == exported.table_uri
     assert set_job_status(db, job_id, JobStatus.EXPIRED, run=run).num_succeeded == 2
 
 
@@ -120,3 +127,69 @@ def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(
     assert export_job(db, objects, job_id, run=run) == first
     assert objects.get(f"jobs/{job_id}/output.jsonl") == content
     assert objects.keys(f"jobs/{job_id}/errors") == []
+
+
+def table_of(objects: ObjectStore, job_id: str) -> pa.Table:
+    return pq.read_table(pa.BufferReader(objects.get(f"jobs/{job_id}/results.parquet")))
+
+
+def test_all_results_are_one_table_of_a_fixed_schema(
+    db: Database,
+    objects: ObjectStore,
+    make_job: Callable[..., str],
+    take_job: Callable[[str], Run],
+    answer: Callable[..., RequestFinished],
+    failure: Callable[[int], RequestFailed],
+) -> None:
+    all_good, mixed = make_job(num_valid=1), make_job(num_valid=2, num_bad=1)
+    runs = [take_job(job_id) for job_id in (all_good, mixed)]
+    with Recorder(db, objects, runs[0]) as recorder:
+        recorder.finished(answer(0))
+    with Recorder(db, objects, runs[1]) as recorder:
+        recorder.finished(answer(0))
+        recorder.failed(failure(1))
+    for run in runs:
+        export_job(db, objects, run.job_id, run=run)
+    # No error at all, and then some: the columns are the same, so that both read as one.
+    assert table_of(objects, all_good).schema == table_of(objects, mixed).schema == SCHEMA
+    good, failed, bad = table_of(objects, mixed).to_pylist()
+    assert (good["custom_id"], good["output_text"], good["error_code"]) == ("id-0", "Paris.", None)
+    assert good["finished_at"] == datetime(2023, 11, 14, 22, 13, 21, 500_000, tzinfo=UTC)
+    found = (failed["custom_id"], failed["error_code"], failed["prompt_excerpt"])
+    assert found == ("id-1", "timed_out", "Hello")
+    assert (bad["custom_id"], bad["status"], bad["source_line"]) == (None, "errored", 3)
+    assert (bad["error_code"], bad["prompt_excerpt"]) == ("invalid_json", "{broken")
+
+
+def test_a_job_chooses_what_is_exported(
+    db: Database,
+    objects: ObjectStore,
+    make_job: Callable[..., str],
+    take_job: Callable[[str], Run],
+    answer: Callable[..., RequestFinished],
+) -> None:
+    job_id = make_job(num_valid=1)
+    run = take_job(job_id)
+    with Recorder(db, objects, run) as recorder:
+        recorder.finished(answer(0))
+    exported = export_job(db, objects, job_id, as_jsonl=False, run=run)
+    assert (exported.output_uri, exported.error_uri, exported.num_output) == (None, None, 1)
+    assert objects.keys(f"jobs/{job_id}/output") == []
+    assert export_job(db, objects, job_id, as_table=False, run=run).table_uri is None
+
+
+def test_a_table_is_written_in_row_groups_of_bounded_size(tmp_path: Path) -> None:
+    row = ResultRow(
+        seq=0, custom_id=None, source_uri="s3://b/k", source_line=1, endpoint=None, status="succeeded",
+        output_text="x" * 1_000_000, finish_reason="stop", num_prompt_tokens=1, num_cached_tokens=0,
+        num_output_tokens=1, error_code=None, error_message=None, started_at=None, finished_at=None,
+        run_id=None, revision=None, prompt_excerpt=None,
+    )  # fmt: skip
+    path = tmp_path / "t.parquet"
+    with path.open("wb") as file, ResultTable(file, "job", "tiny") as table:
+        for seq in range(100):
+            table.add(replace(row, seq=seq))
+    metadata = pq.read_metadata(path)
+    assert metadata.num_rows == 100
+    assert max(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)) < 40
+    assert pq.read_table(path)["seq"].to_pylist() == list(range(100))

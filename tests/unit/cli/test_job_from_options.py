@@ -13,18 +13,9 @@ from flows.job_spec import Policy, load_job_file
 
 def given(**options: object) -> dict[str, object]:
     names = (
-        "s3",
-        "parquet",
-        "sql",
-        "prompt",
-        "system",
-        "id_column",
-        "connection",
-        "model",
-        "policy",
-        "max_tokens",
-        "name",
-    )
+        "s3", "parquet", "sql", "prompt", "system", "id_column", "connection", "model", "policy",
+        "max_tokens", "name",
+    )  # fmt: skip
     return _given(*(options.get(name) for name in names))  # type: ignore[arg-type]
 
 
@@ -43,6 +34,24 @@ def test_a_query_file_with_its_template_is_a_source(tmp_path: Path) -> None:
     assert spec.sql[0].query == "SELECT id, body FROM t"
     assert spec.sql[0].connection == "shop"
     assert spec.sql[0].system is None
+
+
+def test_a_table_with_its_template_is_a_source() -> None:
+    spec = _job(None, given(parquet="s3://b/t/", prompt="Say {{ body }}", id_column="ticket"))
+    assert (spec.parquet[0].uri, spec.parquet[0].prompt) == ("s3://b/t/", "Say {{ body }}")
+    assert spec.parquet[0].id_column == "ticket"
+    with pytest.raises(ConfigurationError, match="need --prompt"):
+        given(parquet="s3://b/t/")
+    with pytest.raises(ConfigurationError, match="give --sql FILE or --parquet URI"):
+        given(s3=["s3://b/k"], prompt="Say {{ body }}")
+
+
+@pytest.mark.parametrize("begin", [b"PAR1", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b'{"custom_id": "a", '])
+def test_a_request_file_given_as_job_is_told_by_its_content(tmp_path: Path, begin: bytes) -> None:
+    path = tmp_path / "tonight"
+    path.write_bytes(begin + bytes(100))
+    with pytest.raises(ConfigurationError, match="looks like a request file"):
+        _job(path, {})
 
 
 def test_options_go_over_the_job_file(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
@@ -54,6 +55,31 @@ def test_zero_bytes_behind_gzip_are_no_damage() -> None:
         assert b"".join(plain_chunks(iter(cut(data, size)), "s3://b/k")) == b"a\nb\nc\n"
     with pytest.raises(SourceError, match="damaged gzip"):
         list(plain_chunks(iter([gzip.compress(b"a") + b"\0rest"]), "s3://b/k"))
+
+
+def test_zstd_is_told_by_content_and_frames_may_follow_one_another() -> None:
+    zstd = pa.Codec("zstd")
+    data = zstd.compress(b"a\nb\n", asbytes=True) + zstd.compress(b"c\n" * 1000, asbytes=True)
+    for size in (1, 7, 10_000):
+        assert b"".join(plain_chunks(iter(cut(data, size)), "s3://b/k")) == b"a\nb\n" + b"c\n" * 1000
+    with pytest.raises(SourceError, match="zstd that is damaged or ends too early"):
+        list(plain_chunks(iter([data[:-3]]), "s3://b/k"))
+    much = zstd.compress(b"\0" * (20 << 20), asbytes=True)
+    assert max(map(len, plain_chunks(iter([much]), "s3://b/k"))) <= 1 << 20
+
+
+def test_an_error_of_the_connection_within_zstd_is_its_own() -> None:
+    def broken() -> Iterator[bytes]:
+        yield pa.Codec("zstd").compress(b"a" * 1_000, asbytes=True)[:10]
+        raise SourceUnavailableError("It broke off.")
+
+    with pytest.raises(SourceUnavailableError, match="It broke off"):
+        list(plain_chunks(broken(), "s3://b/k"))
+
+
+def test_a_compressed_parquet_file_is_no_request_lines() -> None:
+    with pytest.raises(SourceError, match="compressed Parquet"):
+        list(plain_chunks(iter([gzip.compress(b"PAR1....")]), "s3://b/k"))
 
 
 def test_a_small_gzip_of_much_text_comes_in_bounded_chunks() -> None:
