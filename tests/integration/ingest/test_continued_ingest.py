@@ -1,4 +1,4 @@
-"""An ingest of many objects that ends in its middle is continued: nothing is read twice, nothing is skipped."""
+"""An ingest of many objects that ends in its middle is continued: nothing is read twice or skipped."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from storage.objects import ObjectStore
 from storage.request_shards import RequestShards, RequestShardWriter
 from storage.requests import RequestWriter
 from storage.results import counts, iter_results
-from storage.runs import Run, finish_run, start_run
+from storage.runs import Run, RunStatus, finish_run, start_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
@@ -61,7 +61,7 @@ class Night:
         try:
             return self._ingest(run, killed_after)
         finally:
-            finish_run(self.database, run, "failed")
+            finish_run(self.database, run, RunStatus.FAILED)
 
     def _ingest(self, run: Run, killed_after: int | None) -> IngestCounts:
         def on_progress(so_far: IngestCounts) -> None:
@@ -156,6 +156,6 @@ def test_a_list_of_25000_objects_is_rows_beside_the_job(night: Night, db: Databa
     save_job_sources(db, night.job_id, run, sources)
     assert load_job_sources(db, night.job_id) == sources
     with RequestWriter(db, night.job_id, run) as rows:
-        for index in range(0, 25_000):
+        for index in range(25_000):
             rows.source_read(index, 1)
     assert {source.num_items for source in load_job_sources(db, night.job_id)} == {1}
