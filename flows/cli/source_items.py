@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from blend_core.errors import ConfigurationError
+from blend_core.errors import ConfigurationError, SourceError
 from flows.ingest.draft import SourceItem
 from flows.ingest.items import read_content
 from flows.ingest.parse import ParseOptions
@@ -17,8 +17,8 @@ def source_items(source: str, options: ParseOptions) -> Iterator[list[SourceItem
     """Parsed items, in batches, of a local file or of `s3://…` objects, as a job would read them under `s3`.
 
     Raises:
-        ConfigurationError: the file cannot be read.
-        SourceError: there is no such object, or its content cannot be read as given.
+        ConfigurationError: the file, or what is in it, cannot be read.
+        SourceError: the same of an object.
     """
     if source.startswith("s3://"):
         return _s3_items(source, options)
@@ -49,6 +49,9 @@ def _file_items(path: Path, options: ParseOptions) -> Iterator[list[SourceItem]]
             chunks = plain_chunks(_chunks(file), str(path))
             lines = split_lines(chunks, max_line_bytes=options.max_line_bytes, start_line=0)
             yield from read_content(str(path), lines, options)
+    except SourceError as error:
+        # A file that is named on the command line is an argument that is wrong.
+        raise ConfigurationError(error.message) from None
     except OSError as error:
         raise ConfigurationError(f"The file {path} cannot be read ({type(error).__name__}).") from None
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
 
 from flows.progress import SilentProgress
@@ -52,7 +53,9 @@ def job_file(make_job: Any, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_runs_from_a_file_and_is_read_back_with_prefect_down(blend: Blend, job_file: Path) -> None:
+def test_a_job_runs_from_a_file_and_is_read_back_with_prefect_down(
+    blend: Blend, job_file: Path, tmp_path: Path
+) -> None:
     ran = json.loads(blend("run", str(job_file), "--json").stdout)
     assert (ran["status"], ran["total"], ran["succeeded"], ran["errored"]) == ("completed", 7, 5, 2)
     job_id = ran["job_id"]
@@ -73,6 +76,15 @@ def test_a_job_runs_from_a_file_and_is_read_back_with_prefect_down(blend: Blend,
     csv_lines = blend("results", job_id, "--format", "csv", "--limit", "2").stdout.splitlines()
     assert csv_lines[0].startswith("seq,custom_id")
     assert "invalid_json" in blend("results", job_id, "--format", "table").stdout
+    assert blend("results", job_id, "--format", "parquet", "--output", "r.parquet").stdout == ""
+    table = pq.read_table(tmp_path / "r.parquet")
+    assert table.select(["seq", "custom_id", "status"]).to_pylist() == [
+        {name: row[name] for name in ("seq", "custom_id", "status")} for row in rows
+    ]
+    blend("results", job_id, "--output", "r.jsonl")
+    assert (tmp_path / "r.jsonl").read_text().splitlines() == lines
+    (table_uri,) = ran["table_uris"]
+    assert table_uri == f"{ran['output_uris'][0].rsplit('/', 1)[0]}/results.parquet"
 
     report = json.loads(blend("report", job_id, "--json").stdout)
     assert report["total"] == 7

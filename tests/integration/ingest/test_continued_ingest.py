@@ -34,8 +34,8 @@ class _KilledError(Exception):
 def line(number: int) -> str:
     if number % 10 == 7:
         return "{broken"
-    # Some repeat an id of the object before.
-    name = number - 30 if number % 30 == 5 else number
+    # Every object repeats an id of the first one.
+    name = 5 if number % LINES_PER_OBJECT == 5 else number
     body = {"messages": [{"role": "user", "content": f"Hi {number}"}]}
     return json.dumps(
         {"custom_id": f"r-{name}", "method": "POST", "url": "/v1/chat/completions", "body": body}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.demo import DemoSize, demo_lines
@@ -80,3 +82,35 @@ def test_the_demo_has_six_lines_broken_in_six_ways(
     assert found["invalid"] == 6
     assert len(found["error_codes"]) == 6
     assert found["total"] == len(lines)
+
+
+def test_parquet_and_compressed_lines_are_told_by_content(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    lines = [chat("a", "x"), chat("b", "y")]
+    path = Path(write(*lines))
+    content = path.read_bytes()
+    requests = [json.loads(line) for line in lines]
+    for request in requests:
+        request["body"] = json.dumps(request["body"])
+    requests[1]["body"] = "{nope"
+    pq.write_table(pa.Table.from_pylist(requests), path)
+    found = json.loads(blend("validate", str(path), "--json").stdout)
+    (error,) = found["errors"]
+    assert (found["total"], error["line"], error["custom_id"], error["code"]) == (2, 2, "b", "invalid_json")
+
+    for packed in (gzip.compress(content), pa.Codec("zstd").compress(content, asbytes=True)):
+        path.write_bytes(packed)
+        assert json.loads(blend("validate", str(path), "--json").stdout)["valid"] == 2
+        path.write_bytes(packed[:-4])
+        ran = blend("validate", str(path))
+        assert ran.status == 2
+        assert "ends too early" in ran.stderr
+
+
+def test_a_table_of_other_columns_is_told_what_it_needs(blend: Callable[..., Any], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "text": ["x"]}), tmp_path / "t.parquet")
+    ran = blend("validate", str(tmp_path / "t.parquet"))
+    assert ran.status == 2
+    assert "without the column `custom_id`" in ran.stderr
+    assert "prompt template" in ran.stderr
