@@ -9,14 +9,27 @@ from typing import Annotated
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from blend_core.errors import ConfigurationError
 
 MAX_JOB_FILE_BYTES = 1 << 20
 
-# For the form alone, which knows no other way to refuse an address at once; `_uris` says what to write.
-_S3_ADDRESS = Annotated[str, Field(json_schema_extra={"pattern": "^s3://[^/]+/"})]
+
+def _object_uri(uri: str) -> str:
+    bucket, slash, _ = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket or not slash:
+        raise PydanticCustomError(
+            "s3_address",
+            "'{uri}' is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
+            "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)",
+            {"uri": uri},
+        )
+    return uri
+
+
+# The pattern is for the form alone, which knows no other way to refuse an address at once.
+ObjectUri = Annotated[str, AfterValidator(_object_uri), Field(json_schema_extra={"pattern": "^s3://[^/]+/"})]
 
 
 class Policy(StrEnum):
@@ -47,9 +60,15 @@ class RowSource(_Part):
         min_length=1,
     )
     system: str | None = Field(None, description="Jinja template of the system message")
-    id_column: str | None = Field("id", description="column that becomes `custom_id`; empty for none")
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="longest answer, in tokens")
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 is greedy")
+    id_column: str | None = Field(
+        "id", title="Id column", description="column that becomes `custom_id`; empty for none"
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Longest answer",
+        description="longest answer in tokens, 1 or more; the job's default if not given",
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
 
 
 class SqlSource(RowSource):
@@ -63,25 +82,13 @@ class SqlSource(RowSource):
     )
 
 
-def _object_uri(uri: str) -> str:
-    bucket, slash, _ = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket or not slash:
-        raise ValueError(
-            f"{uri!r} is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
-            "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)"
-        )
-    return uri
-
-
-ObjectUri = Annotated[str, AfterValidator(_object_uri)]
-
-
 class ParquetSource(RowSource):
     """Rows of Parquet objects, each filled into a prompt template."""
 
     uri: ObjectUri = Field(
+        title="S3 address",
         description="Parquet objects, addressed as under `s3`; names that begin with `_` or `.` are left out "
-        "of a folder or pattern"
+        "of a folder or pattern",
     )
 
 
@@ -137,21 +144,24 @@ class BatchJobSpec(_Part):
     model: str = Field("smollm2-135m", description="model by name (`blend model list`)", min_length=1)
     s3: list[ObjectUri] = Field(
         default_factory=list,
+        title="S3 addresses",
         description="objects in OpenAI Batch format, JSONL (plain, gzip or zstd) or Parquet: an exact "
         "`s3://bucket/key`, all of a folder `s3://bucket/folder/` (or bucket `s3://bucket/`), or all that "
         "begin so, `s3://bucket/day-*`",
     )
-    parquet: list[ParquetSource] = Field(default_factory=list, description="tables in S3")
-    sql: list[SqlSource] = Field(default_factory=list, description="Postgres queries")
+    parquet: list[ParquetSource] = Field(
+        default_factory=list, title="Parquet tables", description="tables in S3, each row one request"
+    )
+    sql: list[SqlSource] = Field(
+        default_factory=list,
+        title="SQL queries",
+        description="Postgres queries, beside S3 addresses or in their place",
+    )
     outputs: list[OutputFormat] = Field(
         default_factory=lambda: [OutputFormat.JSONL, OutputFormat.PARQUET],
         description="`jsonl` (OpenAI Batch: answers and errors apart) and `parquet` (one table of all "
         "requests); both if left out",
         min_length=1,
-    )
-    options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
-    completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
-        24.0, description="what has no result by then becomes `expired`; a year (8760) at most"
     )
     completion_window_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False)] = Field(
         24.0,
@@ -163,7 +173,9 @@ class BatchJobSpec(_Part):
     @model_validator(mode="after")
     def _some_source(self) -> "BatchJobSpec":
         if not self.s3 and not self.parquet and not self.sql:
-            raise ValueError("the job has no source; give `s3` addresses, `parquet` tables or `sql` queries")
+            raise PydanticCustomError(
+                "no_source", "the job has no source; give `s3` addresses, `parquet` tables or `sql` queries"
+            )
         return self
 
 
