@@ -187,6 +187,8 @@ class RequestWriter:
         entries, self._entries = self._entries, []
         num_refused = 0
         with self._db.raw() as connection:
+            if self._run is not None:
+                hold_job(connection, self._run)
 
             def store(part: Sequence[_Entry]) -> None:
                 copy_rows(connection, "request", _REQUEST_COLUMNS, (self._request(entry) for entry in part))

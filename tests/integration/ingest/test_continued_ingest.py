@@ -16,10 +16,11 @@ from storage.database import Database
 from storage.job_sources import JobSource, iter_used_ids, load_job_sources, save_job_sources
 from storage.jobs import create_job, get_job
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.request_shards import RequestShards, RequestShardWriter
 from storage.requests import RequestWriter
 from storage.results import counts, iter_results
-from storage.runs import Run, RunStatus, finish_run, start_run
+from storage.runs import RunStatus, finish_run, start_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 

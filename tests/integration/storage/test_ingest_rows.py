@@ -6,11 +6,12 @@ import sqlalchemy as sa
 
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.database import Database
+from storage.job_sources import JobSource, load_job_sources, save_job_sources
 from storage.jobs import create_job, get_job
 from storage.ownership import Run
 from storage.requests import RequestRow, RequestWriter
 from storage.results import ResultRow, counts, iter_results, pending_seqs
-from storage.runs import start_run
+from storage.runs import RunStatus, finish_run, start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -118,6 +119,35 @@ def test_the_ingest_of_a_run_that_was_taken_over_is_refused(
         writer.__exit__(None, None, None)
     assert counts(db, job_id).total == 0
     assert get_job(db, job_id).ingested_at is None
+
+
+@pytest.mark.parametrize("is_taken_over", [True, False], ids=["taken over", "ended"])
+def test_a_run_that_no_longer_owns_the_job_makes_no_checkpoint(
+    db: Database, job_id: str, is_taken_over: bool
+) -> None:
+    def start(lease_s: float) -> Run:
+        return start_run(db, job_id, engine="none", policy="fcfs", details={}, lease_s=lease_s)
+
+    run = start(lease_s=-1)
+    save_job_sources(
+        db, job_id, run, [JobSource("s3", "s3://in/a", 1, "e"), JobSource("s3", "s3://in/b", 1, "e")]
+    )
+    writer = RequestWriter(db, job_id, run).__enter__()
+    writer.add(row(0))
+    writer.source_read(0, 1)
+    writer.checkpoint()
+    if is_taken_over:
+        start(lease_s=60)
+    else:
+        finish_run(db, run, RunStatus.FAILED)
+
+    writer.add(row(1))
+    writer.source_read(1, 1)
+    with pytest.raises(StaleRunError):
+        writer.checkpoint()
+
+    assert [source.num_items for source in load_job_sources(db, job_id)] == [1, None]
+    assert len(rows_of(db, job_id)) == counts(db, job_id).total == 1
 
 
 def test_a_run_that_was_taken_over_removes_nothing_of_the_next_ones(db: Database, job_id: str) -> None:

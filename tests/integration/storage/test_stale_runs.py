@@ -61,7 +61,9 @@ WRITES: dict[str, Write] = {
         db, run.job_id, JobStatus.FAILED, run=run, error_message="late"
     ),
     "expiry of the rest": lambda db, objects, run: close_pending(db, run.job_id, JobStatus.EXPIRED, run=run),
-    "sources": lambda db, objects, run: save_job_sources(db, run.job_id, run, [JobSource("s3", "s3://late/k")]),
+    "sources": lambda db, objects, run: save_job_sources(
+        db, run.job_id, run, [JobSource("s3", "s3://late/k")]
+    ),
     "output URIs": lambda db, objects, run: set_job_outputs(
         db, run.job_id, output_uri="s3://late", error_uri=None, table_uri=None, run=run
     ),
@@ -69,6 +71,11 @@ WRITES: dict[str, Write] = {
     "lease": lambda db, objects, run: heartbeat(db, run, lease_s=60),
     "engine death": lambda db, objects, run: record_engine_death(db, run, "It died.", [0]),
 }
+
+
+TABLES = (
+    "batch_job", "job_source", "run", "plan", "request", "result", "batch_metric", "engine_suspect",
+)  # fmt: skip
 
 
 def everything(db: Database, job_id: str) -> tuple[Any, ...]:
@@ -79,7 +86,7 @@ def everything(db: Database, job_id: str) -> tuple[Any, ...]:
             )
             .mappings()
             .all()
-            for table in ("batch_job", "run", "plan", "request", "result", "batch_metric", "engine_suspect", "job_source")
+            for table in TABLES
         ]
     return tuple([dict(row) for row in table] for table in rows)
 
