@@ -157,7 +157,7 @@ def test_a_job_without_a_source_fails_with_the_sentence_that_says_what_to_give(
     run = FlowRunPage(page, stack.ui_url, ad_hoc_form(page, stack).submit_and_get_run())
 
     expect(run.state).to_have_text("Failed", timeout=RUN_ENDS_MS)
-    sentence = "job: the job has no source; give `s3` addresses or `sql` queries"
+    sentence = "job: the job has no source; give `s3` addresses, `parquet` tables or `sql` queries"
     expect(page.locator("body")).to_contain_text(sentence)
 
 
