@@ -102,6 +102,7 @@ class JobReport:
         failure: why the job failed, or its latest run if the job goes on; None where neither did.
         output_uri: exported object of answers; None where there is none.
         error_uri: exported object of error rows; None where there is none.
+        table_uri: exported table of all requests; None where there is none.
         engine_deaths: when and why engines of the job died, over all its runs, in order of time.
     """
 
@@ -120,6 +121,7 @@ class JobReport:
     failure: str | None = None
     output_uri: str | None = None
     error_uri: str | None = None
+    table_uri: str | None = None
     engine_deaths: tuple[EngineDeath, ...] = ()
 
     @property
@@ -213,6 +215,7 @@ def build_report(
         failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
         output_uri=job.output_uri,
         error_uri=job.error_uri,
+        table_uri=job.table_uri,
         engine_deaths=tuple(engine_deaths(database, job_id)),
     )
 

@@ -46,11 +46,12 @@ def report_markdown(report: JobReport) -> str:
 
 def _where_markdown(report: JobReport) -> str:
     """Where a reader of Prefect's pages finds the answers themselves."""
-    objects = [
-        f"- {what}: `{uri}`"
-        for what, uri in (("answers", report.output_uri), ("error rows", report.error_uri))
-        if uri is not None
-    ]
+    exported = (
+        ("answers", report.output_uri),
+        ("error rows", report.error_uri),
+        ("all requests, as a table", report.table_uri),
+    )
+    objects = [f"- {what}: `{uri}`" for what, uri in exported if uri is not None]
     query = f"SELECT * FROM request_result WHERE job_id = '{report.job_id}'"  # noqa: S608 - text to copy
     return "\n".join(
         [

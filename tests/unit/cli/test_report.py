@@ -133,7 +133,15 @@ def test_the_markdown_report_says_where_the_answers_are() -> None:
 
     assert "- answers: `s3://blend/jobs/job_1/output.jsonl`" in text
     assert "error rows: `" not in text
+    assert "as a table" not in text
     assert "FROM request_result WHERE job_id = 'job_1'" in text
+
+
+def test_a_job_that_wrote_only_a_table_names_it() -> None:
+    text = report_markdown(replace(report([row(0)]), table_uri="s3://blend/jobs/job_1/results.parquet"))
+
+    assert "- all requests, as a table: `s3://blend/jobs/job_1/results.parquet`" in text
+    assert "- answers: `" not in text
 
 
 def test_json_has_one_entry_per_window() -> None:
