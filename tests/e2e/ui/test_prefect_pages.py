@@ -76,6 +76,9 @@ def test_the_form_tells_of_every_field_what_it_is_and_what_may_be_given(page: Pa
     form.add_item("SQL queries")
     expect(form.field("Prompt")).to_contain_text("{{ body }}")
     expect(form.control("Connection")).to_have_value("platform")
+    form.add_item("Parquet tables")
+    expect(form.field("S3 address")).to_contain_text("Parquet objects, addressed as under")
+    expect(form.field("Outputs")).to_contain_text("one table of all requests")
 
 
 def test_a_job_filled_in_by_hand_runs_to_its_end_and_shows_its_report(
@@ -121,6 +124,7 @@ def test_a_job_filled_in_by_hand_runs_to_its_end_and_shows_its_report(
     ).to_be_visible()
     expect(page.get_by_role("row", name="invalid_json 1")).to_be_visible()
     expect(page.get_by_text(str(job.output_uri))).to_be_visible()
+    expect(page.get_by_text(str(job.table_uri))).to_be_visible()
     expect(page.get_by_role("columnheader", name="planned")).to_be_visible()
     assert "|---" not in page.locator("body").inner_text()
     camera.take(page, "report", height_px=1100)
