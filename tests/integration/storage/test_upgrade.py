@@ -1,8 +1,11 @@
 import secrets
 import subprocess
 import sys
+from importlib import resources
 from urllib.parse import urlsplit
 
+import alembic.command
+import alembic.config
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -11,6 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from blend_core.errors import StorageError
 from storage.database import Database, ensure_read_only_login
+from storage.job_sources import JobSource, load_job_sources
 from storage.jobs import create_job
 from storage.schema import metadata
 
@@ -35,6 +39,34 @@ def test_tables_without_an_upgrade_say_what_to_run(empty_database_url: str) -> N
     database = Database(empty_database_url)
     with pytest.raises(StorageError, match="blend db upgrade"):
         create_job(database, name="n", model="m", spec={})
+    database.dispose()
+
+
+def test_what_a_job_read_before_there_was_a_table_for_it_is_kept(empty_database_url: str) -> None:
+    database = Database(empty_database_url)
+    config = alembic.config.Config()
+    config.set_main_option("script_location", str(resources.files("migrations")))
+    config.set_main_option("path_separator", "os")
+    manifest = (
+        '[{"uri": "s3://in/a.jsonl", "num_items": 34, "size_bytes": 700, "etag": "e"},'
+        ' {"uri": "sql:1", "num_items": 20}]'
+    )
+    with database.connect() as connection:
+        config.attributes["connection"] = connection
+        alembic.command.upgrade(config, "0002")
+        connection.execute(
+            sa.text(
+                "INSERT INTO batch_job (job_id, name, model, spec, manifest)"
+                " VALUES ('job_old', 'n', 'm', '{}', :manifest), ('job_unread', 'n', 'm', '{}', '[]')"
+            ),
+            {"manifest": manifest},
+        )
+    database.upgrade()
+    assert load_job_sources(database, "job_old") == [
+        JobSource("s3", "s3://in/a.jsonl", 700, "e", 34),
+        JobSource("sql:1", "sql:1", num_items=20),
+    ]
+    assert load_job_sources(database, "job_unread") == []
     database.dispose()
 
 
