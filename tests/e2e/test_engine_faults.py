@@ -148,7 +148,8 @@ def test_a_request_that_takes_too_long_is_an_error_row(
     with_engine: MakeWiring, make_job: Any, tmp_path: Path
 ) -> None:
     wiring = with_engine()
-    bodies: list[dict[str, Any]] = [{"max_tokens": 1}, {"max_tokens": 3000}, {"max_tokens": 1}]
+    too_long = {"max_tokens": 3000, "ignore_eos": True}
+    bodies: list[dict[str, Any]] = [{"max_tokens": 1}, too_long, {"max_tokens": 1}]
     job_id = submit(wiring, make_job, tmp_path.name, bodies, request_timeout_s=1.5)
 
     outcome = run_job(wiring, job_id, SilentProgress())
