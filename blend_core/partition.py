@@ -182,6 +182,7 @@ def sub_plan(
         compute_s=frozen(compute),
         memory_s=frozen(plan.memory_s[positions]),
         lead=frozen(plan.lead[positions]),
+        length_group=frozen(plan.length_group[positions]),
         progress=frozen(np.empty(0)),
         planned_density=frozen(np.empty(0)),
     )

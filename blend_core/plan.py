@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from blend_core.errors import PlanError
+from blend_core.performance import StepTimeModel
 
 _COLUMNS: Final[dict[str, Any]] = {
     "seq": np.int64,
@@ -21,6 +22,7 @@ _COLUMNS: Final[dict[str, Any]] = {
     "compute_s": np.float64,
     "memory_s": np.float64,
     "lead": np.bool_,
+    "length_group": np.int32,
 }
 _METADATA_KEY: Final = b"blend.plan"
 
@@ -61,6 +63,19 @@ class PlanSummary:
     estimated_duration_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LengthGroup:
+    """Requests of one kind, and what is known of the lengths of their answers when the plan is made.
+
+    Attributes:
+        max_tokens: bound of every one.
+        counts: (bin of `LENGTH_GRID`, answers of the kind in it), bins rising; empty where none has run.
+    """
+
+    max_tokens: int
+    counts: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """Requests in planned order, left (compute-intensive) to right (memory-intensive).
@@ -83,6 +98,10 @@ class Plan:
         memory_s: float64; with the spread of the estimates, but for `dual_scan` of mean lengths, as in the
             paper. The summary's always counts the spread.
         lead: bool, requests run first because their lengths are the samples (BlendServe §5.1).
+        length_group: int32, place in `length_groups` of requests whose answers are alike; -1 where the length
+            is known.
+        length_groups: the kinds that `length_group` tells apart.
+        step_times: what steps of the planned model take on the planned device.
         progress: `(num_points,)` float64 rising from 0 to 1, share of finished work (`compute_s + memory_s`).
         planned_density: `(num_points,)` float64, simulated density of the batch at that share; empty with
             `progress` where nothing was simulated.
@@ -100,6 +119,9 @@ class Plan:
     compute_s: npt.NDArray[np.float64]
     memory_s: npt.NDArray[np.float64]
     lead: npt.NDArray[np.bool_]
+    length_group: npt.NDArray[np.int32]
+    length_groups: tuple[LengthGroup, ...]
+    step_times: StepTimeModel
     progress: npt.NDArray[np.float64]
     planned_density: npt.NDArray[np.float64]
 
@@ -144,6 +166,10 @@ class Plan:
             _require(bool(np.all(np.diff(self.progress) >= 0)), "progress falls")
             _require(bool(self.progress[0] >= 0 and self.progress[-1] <= 1 + 1e-9), "progress leaves 0 to 1")
         _require(self.summary.num_requests == n, "the summary counts other requests")
+        group = self.length_group
+        _require(
+            bool(np.all((group >= -1) & (group < len(self.length_groups)))), "a length group does not exist"
+        )
         num_prompt_tokens = int(self.num_prompt_tokens.sum(dtype=np.int64))
         _require(
             self.summary.num_prompt_tokens == num_prompt_tokens, "the summary counts other prompt tokens"
@@ -158,6 +184,8 @@ class Plan:
             "revision": self.revision,
             "policy": self.policy,
             "summary": asdict(self.summary),
+            "length_groups": [asdict(group) for group in self.length_groups],
+            "step_times": asdict(self.step_times),
             "progress": self.progress.tolist(),
             "planned_density": self.planned_density.tolist(),
         }
@@ -188,6 +216,8 @@ class Plan:
                 revision=metadata["revision"],
                 policy=metadata["policy"],
                 summary=PlanSummary(**metadata["summary"]),
+                length_groups=tuple(_length_group(group) for group in metadata["length_groups"]),
+                step_times=StepTimeModel(**metadata["step_times"]),
                 progress=frozen(np.array(metadata["progress"], dtype=np.float64)),
                 planned_density=frozen(np.array(metadata["planned_density"], dtype=np.float64)),
                 **columns,
@@ -196,6 +226,10 @@ class Plan:
             raise PlanError(f"The bytes are no plan ({type(error).__name__}); plan the job again.") from error
         plan.check_integrity()
         return plan
+
+
+def _length_group(stored: dict[str, Any]) -> LengthGroup:
+    return LengthGroup(stored["max_tokens"], tuple((place, count) for place, count in stored["counts"]))
 
 
 def planned_density_at(plan: Plan, share: float) -> float | None:

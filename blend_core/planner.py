@@ -8,21 +8,29 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import ConfigurationError, PlanError
-from blend_core.output_length import OutputLengths, choose_samples, estimate_output_lengths
+from blend_core.length_distribution import length_counts
+from blend_core.length_groups import choose_group_samples, group_requests, mix_alike
+from blend_core.output_length import (
+    OutputLengths,
+    choose_samples,
+    estimate_output_lengths,
+    preset_lengths,
+)
 from blend_core.performance import (
     MAX_NUM_BATCHED_TOKENS,
+    StepTimeModel,
     compute_density,
     compute_s,
     memory_s,
     practical_optimum_s,
 )
-from blend_core.plan import Plan, PlanSummary, frozen
+from blend_core.plan import LengthGroup, Plan, PlanSummary, frozen
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
 from blend_core.prompt_set import PromptSet
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.transform import order_by_density
 
-PLANNED_POLICIES: Final = ("fcfs", "dfs", "random", "dual_scan")
+PLANNED_POLICIES: Final = ("fcfs", "dfs", "random", "dual_scan", "density_matched")
 """Policies that `build_plan` knows an order for."""
 
 
@@ -71,9 +79,9 @@ def build_plan(
     tree and is not in the plan. So for a revision pass the unfinished requests together with the sampled
     ones; samples whose requests are left out count for the job as a whole only.
 
-    Where lengths are hidden and there are no samples, a plan for `dual_scan` marks the requests to sample as
-    `lead`; they stay at their place in the order. The plan is not simulated: `progress`, `planned_density`
-    and `estimated_duration_s` are empty.
+    Where lengths are hidden and there are no samples, a plan for `dual_scan` or `density_matched` marks the
+    requests to sample as `lead`; they stay at their place in the order. The plan is not simulated:
+    `progress`, `planned_density` and `estimated_duration_s` are empty.
 
     Args:
         requests: prompts and bounds; not mutated.
@@ -111,17 +119,19 @@ def plan_tree(
         lengths = estimate_output_lengths(requests, tree, samples)
     if samples:
         finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))
-        tree = without_leaves(tree, requests, finished)
+        whole, tree = tree, without_leaves(tree, requests, finished)
+    else:
+        whole = tree
     if len(tree) == 0:
         raise PlanError("No request is left to plan; there is nothing to run.")
 
+    group, length_groups = _length_groups(requests, whole, lengths, samples or {})
     # The dual scan is the paper's: it knows mean lengths only. The estimates in the plan keep their spread.
     scanned = lengths.without_spread() if config.policy == "dual_scan" else lengths
-    order = _planned_order(tree, scanned, model, device, config)
+    order = _planned_order(tree, scanned, group, requests.max_tokens, model, device, config)
     lead = np.zeros(len(requests), dtype=np.bool_)
-    if config.policy == "dual_scan" and not samples:
-        hidden = ~lengths.known[tree.leaf_row]
-        lead = np.isin(requests.seq, choose_samples(tree, hidden, config.sample_fraction, config.seed))
+    if not samples:
+        lead = np.isin(requests.seq, _samples(tree, lengths, group, config))
 
     prompt = requests.num_prompt_tokens[order]
     shared = requests.shared_with_previous(order, config.block_size)
@@ -140,22 +150,70 @@ def plan_tree(
         compute_s=frozen(compute_s(model, device, prompt, mean, shared)),
         memory_s=frozen(memory),
         lead=frozen(lead[order]),
+        length_group=frozen(group[order].astype(np.int32)),
+        length_groups=length_groups,
+        step_times=StepTimeModel.of(model, device),
         progress=frozen(np.empty(0)),
         planned_density=frozen(np.empty(0)),
     )
 
 
+def _length_groups(
+    requests: PromptSet, tree: PrefixTree, lengths: OutputLengths, samples: Mapping[int, int]
+) -> tuple[npt.NDArray[np.int64], tuple[LengthGroup, ...]]:
+    """Returns the kind of each row, -1 where its length is preset or known, and what samples tell of
+    kinds."""
+    is_preset = preset_lengths(requests)
+    group = group_requests(requests, tree, ~is_preset)
+    sampled = np.flatnonzero(np.isin(requests.seq, np.fromiter(samples, dtype=np.int64, count=len(samples))))
+    observed: dict[int, list[int]] = {}
+    for row in sampled.tolist():
+        observed.setdefault(int(group[row]), []).append(max(1, samples[int(requests.seq[row])]))
+    groups: list[LengthGroup] = []
+    first_rows = np.full(int(group.max(initial=-1)) + 1, -1, dtype=np.int64)
+    rows = np.flatnonzero(group >= 0)
+    first_rows[group[rows]] = rows
+    for number, row in enumerate(first_rows.tolist()):
+        counts = length_counts(observed.get(number, []))
+        groups.append(
+            LengthGroup(
+                int(requests.max_tokens[row]),
+                tuple((place, float(counts[place])) for place in np.flatnonzero(counts).tolist()),
+            )
+        )
+    group[lengths.known] = -1
+    return group, tuple(groups)
+
+
+def _samples(
+    tree: PrefixTree, lengths: OutputLengths, group: npt.NDArray[np.int64], config: PlanConfig
+) -> npt.NDArray[np.int64]:
+    """Returns the seqs to run first."""
+    if config.policy == "dual_scan":
+        return choose_samples(tree, ~lengths.known[tree.leaf_row], config.sample_fraction, config.seed)
+    if config.policy == "density_matched":
+        return choose_group_samples(tree, group[tree.leaf_row], config.sample_fraction, config.seed)
+    return np.empty(0, dtype=np.int64)
+
+
 def _planned_order(
     tree: PrefixTree,
     lengths: OutputLengths,
+    group: npt.NDArray[np.int64],
+    max_tokens: npt.NDArray[np.int32],
     model: ModelSpec,
     device: DeviceProfile,
     config: PlanConfig,
 ) -> npt.NDArray[np.int64]:
     """Returns the rows of the tree's leaves in planned order."""
-    if config.policy == "dual_scan":
+    if config.policy in ("dual_scan", "density_matched"):
         leaves = order_by_density(tree, lengths, model, device, config.sharing_kept)
-        return tree.leaf_row[leaves]
+        order = tree.leaf_row[leaves]
+        if config.policy == "dual_scan":
+            return order
+        is_alone = np.zeros(len(group), dtype=np.bool_)
+        is_alone[tree.leaf_row] = tree.leaf_parent == 0
+        return mix_alike(order, np.where(group >= 0, max_tokens, -1), is_alone, config.seed)
     if config.policy == "dfs":
         return tree.leaf_row
     by_seq = tree.leaf_row[np.argsort(tree.seq, kind="stable")]

@@ -137,6 +137,7 @@ _ROW_ARRAYS = (
     "compute_s",
     "memory_s",
     "lead",
+    "length_group",
 )
 
 

@@ -5,11 +5,13 @@ from typing import Final
 from blend_core.errors import ConfigurationError
 from blend_core.plan import Plan
 from blend_core.policies.base import AdmissionPolicy, EngineLimits
+from blend_core.policies.density_matched import DensityMatchedPolicy
 from blend_core.policies.dual_scan import DualScanPolicy
 from blend_core.policies.in_order import DfsPolicy, FcfsPolicy, RandomPolicy
 
 _POLICIES: Final[dict[str, type[AdmissionPolicy]]] = {
-    policy.name: policy for policy in (FcfsPolicy, DfsPolicy, RandomPolicy, DualScanPolicy)
+    policy.name: policy
+    for policy in (FcfsPolicy, DfsPolicy, RandomPolicy, DualScanPolicy, DensityMatchedPolicy)
 }
 
 POLICY_NAMES: Final[tuple[str, ...]] = tuple(_POLICIES)

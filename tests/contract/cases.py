@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from blend_core.plan import Plan, PlanSummary
+from blend_core.performance import StepTimeModel
+from blend_core.plan import LengthGroup, Plan, PlanSummary
 from blend_core.request import Request, RequestArrays, SamplingParams
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -62,6 +63,8 @@ class Job:
             prefix_sharing_planned=0.0,
             optimum_s=0.0,
         )
+        # Whose length is not what it is estimated to be is not known.
+        is_wrong = output != np.array(self.output_tokens)
         return Plan(
             revision=revision,
             policy="dual_scan",
@@ -75,6 +78,9 @@ class Job:
             compute_s=compute[order],
             memory_s=memory[order],
             lead=np.isin(order, list(lead)),
+            length_group=np.where(is_wrong[order], 0, -1).astype(np.int32),
+            length_groups=(LengthGroup(max(self.output_tokens)),),
+            step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
             progress=empty,
             planned_density=empty,
         )

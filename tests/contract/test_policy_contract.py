@@ -129,7 +129,7 @@ def test_everything_finishes_exactly_once_with_its_own_length(executor, policy_n
 
 
 def test_memory_that_runs_out_preempts_and_loses_nothing(executor, policy_name):
-    job = random_job(seed=2, max_output=40)
+    job = random_job(seed=2, max_output=40, wrong=True)
     policy, events = run(executor, policy_name, job, TIGHT)
     assert policy.num_preempted > 0
     assert len(policy.admissions) == len(job.prompts) + policy.num_preempted

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary, frozen
 
 
@@ -20,6 +21,9 @@ def plan_of(revision: int) -> Plan:
         compute_s=frozen(np.array([0.5, 0.5])),
         memory_s=frozen(np.array([0.25, 0.25])),
         lead=frozen(np.array([False, True])),
+        length_group=frozen(np.full(2, -1, dtype=np.int32)),
+        length_groups=(),
+        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
         progress=frozen(np.array([0.0, 1.0])),
         planned_density=frozen(np.array([2.0, 1.0])),
     )

@@ -15,6 +15,7 @@ from blend_core.engines.base import (
 )
 from blend_core.engines.torch.engine import TorchEngine
 from blend_core.engines.torch.options import TorchEngineOptions
+from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary
 from blend_core.request import Request, SamplingParams
 from blend_core.specs import DeviceProfile
@@ -66,6 +67,9 @@ def plan_over(
         compute_s=ones,
         memory_s=ones,
         lead=np.zeros(num_requests, dtype=np.bool_),
+        length_group=np.full(num_requests, -1, dtype=np.int32),
+        length_groups=(),
+        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
         progress=np.zeros(0),
         planned_density=np.zeros(0),
     )

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary, frozen
 
 
@@ -51,6 +52,9 @@ def _make_plan(
         compute_s=frozen(np.ones(count)),
         memory_s=frozen(np.array(memory_s or [1.0] * count)),
         lead=frozen(np.isin(seqs, lead)),
+        length_group=frozen(np.full(count, -1, dtype=np.int32)),
+        length_groups=(),
+        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
         progress=frozen(np.array(progress, dtype=np.float64)),
         planned_density=frozen(np.array(planned_density, dtype=np.float64)),
     )

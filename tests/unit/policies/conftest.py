@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary
 
 
@@ -43,6 +44,9 @@ def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None):
         compute_s=np.array(densities, dtype=np.float64),
         memory_s=np.ones(num),
         lead=np.isin(seqs, list(lead)),
+        length_group=np.full(num, -1, dtype=np.int32),
+        length_groups=(),
+        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
         progress=np.zeros(0),
         planned_density=np.zeros(0),
     )

@@ -1,0 +1,476 @@
+"""Density-matched admission: KV is filled ahead of time, and each step computes what its KV reading can
+hide."""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import chain, islice, zip_longest
+from typing import ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.length_distribution import (
+    LENGTH_GRID,
+    LengthDistribution,
+    learn_lengths,
+    length_counts,
+)
+from blend_core.performance import StepTimeModel
+from blend_core.plan import LengthGroup, Plan
+from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
+from blend_core.policies.kv_projection import KvProjection
+from blend_core.policies.ledger import Phase
+from blend_core.policies.long_first import LongFirst
+from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
+from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+from blend_core.policies.request_kind import RequestKind, Work, request_density, total_work
+
+REFRESH_STEPS: Final = 128
+"""Steps after which sums that are kept up in between are made anew: rarely enough to cost nothing a step."""
+
+LEARNING_GROWTH: Final = 0.02
+"""Lengths are learned anew each time the run has become longer by this share."""
+
+SIDE_HYSTERESIS: Final = 1.25
+"""A kind changes sides when its density has passed that of all by this factor: what is near may be on
+either."""
+
+
+class DensityMatchedPolicy(QueuedPolicy):
+    """Takes memory-intensive requests as KV allows and compute-intensive ones as the clock allows.
+
+    The right side are requests whose density is below that of all. The longest goes first, as soon as KV,
+    ahead to the end of every answer in flight, stays within its bounds with it (`KvProjection`); one of known
+    length may go before its turn into a gap that no longer one fits. What the left side needs is kept free.
+
+    The left side is computed evenly over the steps that KV leaves (`Pace`), more in a step that reads much KV
+    and less in one that reads little, so that a step's compute and KV reading stay in the proportion of all
+    that is left to do. Then either both sides end together or the one that is longer by itself is never held
+    up.
+
+    Lengths that are not known are learned from all requests of their kind, ended and running, in mid-run.
+    Sampled requests come first on their side.
+    """
+
+    name: ClassVar[str] = "density_matched"
+
+    def __init__(self, plan: Plan, limits: EngineLimits) -> None:
+        self._kinds: list[RequestKind] = []
+        self._known = {side: RequestKind(None, side) for side in Side}
+        self._kind: list[RequestKind] = []
+        self._is_alone: list[bool] = []
+        self._planned: list[int] = []
+        self._leads: dict[Side, deque[int]] = {side: deque() for side in Side}
+        self._in_flight: set[int] = set()
+        self._right_in_flight: set[int] = set()
+        self._decode_kv_tokens = 0
+        self._num_decoding = 0
+        self._projection = KvProjection()
+        self._candidate: int | None = None
+        self._look_again_at = 0
+        self._refresh_at = 0
+        self._learn_at = 0
+        self._left_allowance = 0.0
+        self._capacity_tokens = limits.num_blocks * limits.block_size
+        self._long_first = self._right_side([])
+        self._times = plan.step_times
+        self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
+        self._right_limit_tokens = 0.0
+        self._rho = 0.0
+        self._num_sorted = 0
+        super().__init__(plan, limits)
+
+    def begin_step(self, view: EngineView) -> int:
+        """As many prompt tokens as this step's KV reading can hide at the pace of the whole.
+
+        While KV is being filled, the right side's prompts may take all that the step has room for.
+        """
+        num_tokens_at_most = super().begin_step(view)
+        clock = self._ledger.clock
+        if clock >= self._refresh_at:
+            self._refresh()
+        left = self._left_head()
+        if left is None:
+            num_tokens, share_reached = float(num_tokens_at_most), 1.0
+        else:
+            num_tokens, share_reached = self._pace.prefill_tokens(
+                self._times, self._decode_kv_tokens, self._projection.peak_tokens, view.num_decoding
+            )
+        self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
+        num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
+        other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
+        # A block for each to grow into, and the next prompt of the left side.
+        margin_tokens = view.num_running * self._limits.block_size
+        if left is not None:
+            margin_tokens += self._ledger.num_prompt_tokens[left]
+        self._right_limit_tokens = (
+            self._capacity_tokens * (1.0 - FREE_KV_SHARE) - other_tokens - margin_tokens
+        )
+        self._look()
+        if self._candidate is not None:
+            num_tokens += (1.0 - share_reached) * num_tokens_at_most
+        return min(num_tokens_at_most, max(1, int(num_tokens)))
+
+    def next_request(self, view: EngineView) -> Admission | None:
+        """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
+        ledger = self._ledger
+        num_blocks = view.num_free_blocks - view.num_running
+        self._look()
+        right, left = self._candidate, self._left_head()
+        left_is_due = left is not None and self._is_due(left) and view.is_ready(ledger.seq[left])
+        left_fits = left is not None and left_is_due and self._fits(view, left, num_blocks)
+        # KV that the left side waits for is not given to the right side, which could fill it for ever.
+        may_start_right = right is not None and (left_fits or not left_is_due) and self._is_below_limit(right)
+        if right is not None and may_start_right and self._can_start(view, right, num_blocks):
+            return Admission(ledger.seq[right], Side.RIGHT)
+        if left is not None and left_fits:
+            return Admission(ledger.seq[left], Side.LEFT)
+        if view.num_running == 0:
+            for slot, side in ((self._right_head(), Side.RIGHT), (left, Side.LEFT)):
+                if slot is not None and view.is_ready(ledger.seq[slot]):
+                    return Admission(ledger.seq[slot], side)
+        return None
+
+    def quiet_steps(self, view: EngineView) -> int:
+        """Steps until sums are made anew; 1 while the left side waits, since its allowance grows each
+        step."""
+        if self._left_head() is not None:
+            return 1
+        if self._right_head() is None:
+            return FOR_EVER
+        return max(1, min(self._refresh_at, self._look_again_at) - self._ledger.clock)
+
+    def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
+        """Counts what is in flight ahead, on the right side, or against the step's allowance, on the left."""
+        ledger = self._ledger
+        slot = ledger.slot_of[seq]
+        if ledger.phase[slot] is Phase.WAITING:
+            self._count_waiting(slot, -1)
+        charged = ledger.admit(slot, side, num_cached_tokens)
+        self._in_flight.add(slot)
+        if side is Side.RIGHT:
+            self._right_in_flight.add(slot)
+            self._projection.add(ledger.clock, self._unshared_tokens(slot), self._alive(slot))
+            self._candidate, self._look_again_at = None, ledger.clock
+        else:
+            self._left_allowance -= charged
+        self._settle()
+
+    def decoding(self, seq: int) -> None:
+        """The request's prompt is complete; its KV is read from the next step on."""
+        slot = self._ledger.slot_of[seq]
+        self._ledger.start_decoding(slot)
+        self._num_decoding += 1
+        self._decode_kv_tokens += self._ledger.num_prefill_tokens(slot)
+
+    def advanced(self, num_steps: int) -> None:
+        """Every decoding request grew by `num_steps` output tokens."""
+        self._ledger.advance(num_steps)
+        self._decode_kv_tokens += self._num_decoding * num_steps
+
+    def finished(self, seq: int, num_output_tokens: int) -> None:
+        """The request ended, or left the queue; the length of one that ran tells something of its kind."""
+        slot = self._ledger.slot_of.get(seq)
+        if slot is None or self._ledger.phase[slot] is Phase.FINISHED:
+            return
+        if self._ledger.phase[slot] is Phase.WAITING:
+            self._count_waiting(slot, -1)
+        elif slot in self._in_flight:
+            lengths = self._kind[slot].lengths
+            if lengths is not None:
+                lengths.observe(num_output_tokens)
+            self._vacate(slot)
+        super().finished(seq, num_output_tokens)
+
+    def preempted(self, seq: int) -> None:
+        """The request lost its blocks and waits again, at the head of its side."""
+        self._vacate(self._ledger.slot_of[seq])
+        super().preempted(seq)
+        self._candidate, self._look_again_at = None, self._ledger.clock + 1
+
+    # Plans
+
+    def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
+        self._times = plan.step_times
+        self._take_kinds(plan)
+        leads = set(plan.seq[plan.lead].tolist())
+        self._planned = waiting
+        self._leads = {side: deque() for side in Side}
+        for slot in waiting:
+            if self._ledger.seq[slot] in leads:
+                self._leads[Side.LEFT].append(slot)
+        self._arrange(first_time=plan.revision == 0)
+        return self._order
+
+    def _take_kinds(self, plan: Plan) -> None:
+        """Gives every request its kind; one that has a kind keeps it, since its kind has learned
+        something."""
+        ledger = self._ledger
+        groups = [
+            RequestKind(LengthDistribution(group.max_tokens, _counts(group)), Side.LEFT)
+            for group in plan.length_groups
+        ]
+        num_new = len(ledger.seq) - len(self._kind)
+        self._kind.extend([self._known[Side.LEFT]] * num_new)
+        self._is_alone.extend([True] * num_new)
+        shares_next = [*(plan.num_shared_tokens[1:] > 0).tolist(), False]
+        shares_before = (plan.num_shared_tokens > 0).tolist()
+        first_new = len(ledger.seq) - num_new
+        used: set[int] = set()
+        rows = zip(plan.seq.tolist(), plan.length_group.tolist(), shares_before, shares_next, strict=True)
+        for seq, group, is_shared, is_shared_on in rows:
+            slot = ledger.slot_of[seq]
+            self._is_alone[slot] = not (is_shared or is_shared_on)
+            if slot >= first_new and group >= 0:
+                self._kind[slot] = groups[group]
+                used.add(group)
+        self._kinds.extend(groups[group] for group in sorted(used))
+
+    def _arrange(self, *, first_time: bool) -> None:
+        """Sorts what waits into sides by density, and each side into its order."""
+        ledger = self._ledger
+        phase = ledger.phase
+        self._planned = waiting = [slot for slot in self._planned if phase[slot] is Phase.WAITING]
+        self._num_sorted = len(waiting)
+        for kind in (*self._kinds, *self._known.values()):
+            kind.clear()
+        known: list[int] = []
+        for slot in waiting:
+            if self._kind[slot].lengths is None:
+                # Any side, until the density of all is known.
+                self._kind[slot] = self._known[Side.LEFT]
+                known.append(slot)
+            self._count_waiting(slot, 1)
+        rho = total_work(self._all_kinds()).density(self._times)
+        for kind in self._kinds:
+            kind.side = _side_of(kind, rho, self._times, 1.0 if first_time else SIDE_HYSTERESIS)
+        for slot in known:
+            prompt, shared = ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot]
+            if request_density(self._times, prompt, shared, ledger.output_tokens[slot]) < rho:
+                self._count_waiting(slot, -1)
+                self._kind[slot] = self._known[Side.RIGHT]
+                self._count_waiting(slot, 1)
+        self._rho = rho
+        sampled = [slot for side in Side for slot in self._leads[side] if phase[slot] is Phase.WAITING]
+        self._leads = {side: deque() for side in Side}
+        for slot in sampled:
+            self._leads[self._kind[slot].side].append(slot)
+        is_lead = set(sampled)
+        rest = [slot for slot in waiting if slot not in is_lead]
+        self._order = [slot for slot in rest if self._kind[slot].side is Side.LEFT]
+        self._left, self._right = 0, len(self._order) - 1
+        right = [slot for slot in reversed(rest) if self._kind[slot].side is Side.RIGHT]
+        self._long_first = self._right_side(right)
+        self._candidate, self._look_again_at, self._refresh_at = None, ledger.clock, ledger.clock
+
+    def _right_side(self, planned: list[int]) -> LongFirst:
+        return LongFirst(
+            planned,
+            kind_of=lambda slot: self._kind[slot],
+            is_alone=lambda slot: self._is_alone[slot],
+            output_tokens=lambda slot: self._ledger.output_tokens[slot],
+            is_waiting=lambda slot: self._ledger.phase[slot] is Phase.WAITING,
+        )
+
+    def _unstarted(self) -> list[int]:
+        phase = self._ledger.phase
+        return [slot for slot in self._planned if phase[slot] is Phase.WAITING]
+
+    # What runs and what waits
+
+    def _refresh(self) -> None:
+        """Makes projection and pace anew."""
+        ledger = self._ledger
+        clock = ledger.clock
+        if self._right_head() is None and 0 < 2 * self._ledger.num_waiting <= self._num_sorted:
+            # What was on the left side has a longer and a shorter end of its own.
+            self._sort_anew()
+        if clock >= self._learn_at:
+            self._learn()
+            self._learn_at = clock + max(REFRESH_STEPS, int(LEARNING_GROWTH * clock))
+        by_kind: dict[int, tuple[LengthDistribution | None, list[tuple[float, ...]]]] = {}
+        for slot in chain(self._right_in_flight, ledger.preempted[Side.RIGHT]):
+            lengths = self._kind[slot].lengths
+            _, rows = by_kind.setdefault(id(lengths), (lengths, []))
+            output = ledger.num_output_tokens(slot)
+            left = ledger.output_tokens[slot] - output
+            rows.append((output, self._unshared_tokens(slot), left, slot in self._right_in_flight))
+        running = running_work(
+            [(lengths, np.array(rows, dtype=np.float64)) for lengths, rows in by_kind.values()]
+        )
+        self._projection.replace(clock, running.kv_mean, running.kv_variance)
+        left_head = self._left_head()
+        self._pace = Pace.of(
+            total_work(kind for kind in self._all_kinds() if kind.side is Side.LEFT),
+            total_work(kind for kind in self._all_kinds() if kind.side is Side.RIGHT),
+            running,
+            self._limits,
+            longest_waiting=self._longest_waiting(),
+            left_head=None if left_head is None else self._kind[left_head].work(),
+        )
+        self._refresh_at = clock + max(REFRESH_STEPS, len(self._right_in_flight) // 4)
+        self._look_again_at = clock
+
+    def _learn(self) -> None:
+        """Estimates lengths from all that ended and all that run, and sorts anew where a kind changes
+        sides."""
+        ledger = self._ledger
+        running: dict[int, list[int]] = {}
+        for slot in chain(self._in_flight, *ledger.preempted.values()):
+            if self._kind[slot].lengths is not None:
+                running.setdefault(id(self._kind[slot]), []).append(ledger.num_output_tokens(slot))
+        learn_lengths(
+            [
+                (kind.lengths, length_counts(running.get(id(kind), [])))
+                for kind in self._kinds
+                if kind.lengths is not None
+            ]
+        )
+        if any(
+            _side_of(kind, self._rho, self._times, SIDE_HYSTERESIS) is not kind.side for kind in self._kinds
+        ):
+            self._sort_anew()
+
+    def _sort_anew(self) -> None:
+        self._arrange(first_time=False)
+        self._settle()
+
+    def _look(self) -> None:
+        """Looks for a right request that KV ahead has room for, unless it has looked and nothing has
+        changed."""
+        clock = self._ledger.clock
+        if self._candidate is not None or clock < self._look_again_at:
+            return
+        # With many in flight one ends every step or so: not each of them is worth a look.
+        self._look_again_at = self._refresh_at
+        head = self._right_head()
+        if head is None:
+            return
+        limit = self._right_limit_tokens
+        num_tokens = self._unshared_tokens(head)
+        if self._projection.fits(clock, num_tokens, self._alive(head), limit):
+            self._candidate = head
+            return
+        if self._ledger.preempted[Side.RIGHT] or self._leads[Side.RIGHT]:
+            return
+        filler = self._long_first.filler(self._projection.longest_fit(clock, num_tokens, limit))
+        if filler is not None and self._projection.fits(
+            clock, self._unshared_tokens(filler), self._alive(filler), limit
+        ):
+            self._candidate = filler
+
+    def _vacate(self, slot: int) -> None:
+        """A request in flight leaves."""
+        ledger = self._ledger
+        self._in_flight.discard(slot)
+        if ledger.phase[slot] is Phase.DECODING:
+            self._num_decoding -= 1
+            self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
+        if slot in self._right_in_flight:
+            self._right_in_flight.discard(slot)
+            self._projection.remove(ledger.clock, self._unshared_tokens(slot), self._alive(slot))
+            wait = len(self._right_in_flight) // REFRESH_STEPS
+            self._look_again_at = min(self._look_again_at, ledger.clock + wait)
+
+    def _count_waiting(self, slot: int, sign: int) -> None:
+        ledger = self._ledger
+        self._kind[slot].count(
+            sign,
+            ledger.num_prompt_tokens[slot],
+            ledger.num_shared_tokens[slot],
+            ledger.output_tokens[slot],
+        )
+
+    def _all_kinds(self) -> Iterator[RequestKind]:
+        return chain(self._kinds, self._known.values())
+
+    def _longest_waiting(self) -> float:
+        head = self._long_first.head(self._expected_tokens)
+        return 0.0 if head is None else self._expected_tokens(head)
+
+    def _expected_tokens(self, slot: int) -> float:
+        lengths = self._kind[slot].lengths
+        return self._ledger.output_tokens[slot] if lengths is None else lengths.mean
+
+    def _unshared_tokens(self, slot: int) -> float:
+        """KV tokens that a request holds by itself, in flight or when it starts."""
+        ledger = self._ledger
+        return (
+            ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_output_tokens(slot)
+        )
+
+    def _alive(self, slot: int) -> npt.NDArray[np.float64]:
+        """`(num_bins,)` probability that the request runs on for so many steps more."""
+        lengths = self._kind[slot].lengths
+        num_output_tokens = self._ledger.num_output_tokens(slot)
+        if lengths is None:
+            left = max(1.0, self._ledger.output_tokens[slot] - num_output_tokens)
+            return np.asarray(left > LENGTH_GRID, dtype=np.float64)
+        alive: npt.NDArray[np.float64] = lengths.alive_ahead(np.array([float(num_output_tokens)]))[0]
+        return alive
+
+    # Heads of the sides
+
+    def _left_head(self) -> int | None:
+        preempted = self._ledger.preempted[Side.LEFT]
+        if preempted:
+            return preempted[0]
+        lead = self._first_lead(Side.LEFT)
+        if lead is not None:
+            return lead
+        return self._order[self._left] if self._left <= self._right else None
+
+    def _right_head(self) -> int | None:
+        preempted = self._ledger.preempted[Side.RIGHT]
+        if preempted:
+            return preempted[0]
+        lead = self._first_lead(Side.RIGHT)
+        return lead if lead is not None else self._long_first.head(self._expected_tokens)
+
+    def _first_lead(self, side: Side) -> int | None:
+        leads, phase = self._leads[side], self._ledger.phase
+        while leads and phase[leads[0]] is not Phase.WAITING:
+            leads.popleft()
+        return leads[0] if leads else None
+
+    def _is_below_limit(self, slot: int) -> bool:
+        """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
+        ago."""
+        num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._unshared_tokens(slot)
+        return num_tokens <= self._right_limit_tokens
+
+    def _is_due(self, slot: int) -> bool:
+        return self._left_allowance > 0 or self._ledger.phase[slot] is Phase.PREEMPTED
+
+    def _can_start(self, view: EngineView, slot: int, num_blocks: int) -> bool:
+        return view.is_ready(self._ledger.seq[slot]) and self._fits(view, slot, num_blocks)
+
+    def _soonest(self) -> Iterator[int]:
+        ledger = self._ledger
+        head = () if self._candidate is None else (self._candidate,)
+        right = chain(head, ledger.preempted[Side.RIGHT], self._leads[Side.RIGHT], self._long_first)
+        left = chain(
+            ledger.preempted[Side.LEFT], self._leads[Side.LEFT], islice(self._order, self._left, None)
+        )
+        seen: set[int] = set()
+        for slot in chain.from_iterable(zip_longest(right, left)):
+            if slot is not None and slot not in seen and ledger.is_waiting(slot):
+                seen.add(slot)
+                yield slot
+
+
+def _side_of(kind: RequestKind, rho: float, times: StepTimeModel, hysteresis: float) -> Side:
+    """The side that a kind belongs to; near the density of all it stays where it is."""
+    if kind.num_waiting == 0:
+        return kind.side
+    density = kind.work().density(times)
+    if kind.side is Side.LEFT:
+        return Side.RIGHT if density * hysteresis < rho else Side.LEFT
+    return Side.LEFT if density > hysteresis * rho else Side.RIGHT
+
+
+def _counts(group: LengthGroup) -> npt.NDArray[np.float64]:
+    counts = np.zeros(len(LENGTH_GRID))
+    for place, count in group.counts:
+        counts[place] = count
+    return counts

@@ -1,0 +1,114 @@
+"""The memory-intensive side's waiting requests, longest answer first."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from blend_core.policies.request_kind import RequestKind
+
+
+class Skipping:
+    """A list whose taken entries are skipped in nearly constant time, however they were taken."""
+
+    __slots__ = ("_is_waiting", "_next", "slots")
+
+    def __init__(self, slots: list[int], is_waiting: Callable[[int], bool]) -> None:
+        """`is_waiting` tells of a slot whether it is still to be had; once it is not, it never is again."""
+        self.slots = slots
+        self._is_waiting = is_waiting
+        self._next = list(range(len(slots) + 1))
+
+    def first(self, place: int = 0) -> int | None:
+        """Returns the first waiting slot at or behind a place."""
+        skip, slots = self._next, self.slots
+        while True:
+            root = place
+            while skip[root] != root:
+                root = skip[root]
+            # Paths are halved as they are walked, so that they stay short.
+            while skip[place] != root:
+                skip[place], place = root, skip[place]
+            if root == len(slots):
+                return None
+            if self._is_waiting(slots[root]):
+                return slots[root]
+            skip[root] = root + 1
+            place = root
+
+    def __iter__(self) -> Iterator[int]:
+        """Waiting slots in order."""
+        return (slot for slot in self.slots if self._is_waiting(slot))
+
+
+class LongFirst:
+    """Which waiting request of the memory-intensive side comes next.
+
+    Of requests with known lengths the longest comes first, those behind one prefix together: what begins
+    early ends early, and short answers fill the gaps later. Those of unknown length with the same bound come
+    in planned order, all their kinds mixed, so that each is learned about.
+    """
+
+    __slots__ = ("_alone", "_hidden", "_known", "_lengths")
+
+    def __init__(
+        self,
+        planned: list[int],
+        kind_of: Callable[[int], RequestKind],
+        is_alone: Callable[[int], bool],
+        output_tokens: Callable[[int], float],
+        is_waiting: Callable[[int], bool],
+    ) -> None:
+        """Takes the side's slots in the order of the scan.
+
+        Args:
+            planned: the right end of the plan first.
+            kind_of: kind of a slot.
+            is_alone: whether a slot shares no prefix with the one before it or behind it in the plan.
+            output_tokens: known length of a slot.
+            is_waiting: whether a slot is still to be had.
+        """
+        known: list[int] = []
+        by_bound: dict[int, list[int]] = {}
+        for slot in planned:
+            lengths = kind_of(slot).lengths
+            if lengths is None:
+                known.append(slot)
+            else:
+                by_bound.setdefault(lengths.max_tokens, []).append(slot)
+        alone = sorted(
+            (slot for slot in known if is_alone(slot)), key=lambda slot: (-output_tokens(slot), slot)
+        )
+        self._known = Skipping(_together(known, is_alone, output_tokens), is_waiting)
+        self._alone = Skipping(alone, is_waiting)
+        self._lengths = [-output_tokens(slot) for slot in alone]
+        self._hidden = [Skipping(slots, is_waiting) for slots in by_bound.values()]
+
+    def head(self, expected_tokens: Callable[[int], float]) -> int | None:
+        """Returns the request that is expected to run longest; None where none waits."""
+        firsts = [slots.first() for slots in (self._known, *self._hidden)]
+        waiting = [slot for slot in firsts if slot is not None]
+        return max(waiting, key=expected_tokens, default=None)
+
+    def filler(self, output_tokens: float) -> int | None:
+        """Returns the longest request of known length within a bound, of those that share nothing."""
+        return self._alone.first(bisect_left(self._lengths, -output_tokens))
+
+    def __iter__(self) -> Iterator[int]:
+        """Waiting slots, roughly in the order in which they come."""
+        yield from self._known
+        for slots in self._hidden:
+            yield from slots
+
+
+def _together(
+    known: list[int], is_alone: Callable[[int], bool], output_tokens: Callable[[int], float]
+) -> list[int]:
+    """Sorts by length, longest first, but leaves neighbours that share a prefix behind one another."""
+    runs: list[list[int]] = []
+    was_alone = True
+    for slot in known:
+        if is_alone(slot) or was_alone:
+            runs.append([])
+        runs[-1].append(slot)
+        was_alone = is_alone(slot)
+    runs.sort(key=lambda run: (-max(map(output_tokens, run)), run[0]))
+    return [slot for run in runs for slot in run]

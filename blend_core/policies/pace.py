@@ -1,0 +1,179 @@
+"""How much of what is left a step should do, so that compute and KV reading keep the proportion of the
+whole."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from blend_core.length_distribution import LENGTH_GRID, LengthDistribution
+from blend_core.performance import StepTimeModel
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.kv_projection import contribution
+from blend_core.policies.request_kind import Work
+
+Floats = npt.NDArray[np.float64]
+
+FREE_KV_SHARE: Final = 0.01
+"""KV that the right side leaves free: blocks that are part full, and prompts on their way in."""
+
+_MAX_EXACT: Final = 256
+"""Requests of one kind in flight that are projected one by one; of more, so many stand for all."""
+
+
+def _no_kv() -> Floats:
+    return np.zeros(len(LENGTH_GRID))
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWork:
+    """What the right side's requests in flight, and those that wait after a preemption, have still to do.
+
+    Attributes:
+        num_kv_tokens: KV tokens that those in flight hold now, shared prefixes left out.
+        num_output_tokens: output tokens to come.
+        held_kv_tokens: KV tokens that will be held, summed over steps to come.
+        longest_tokens: steps that the longest has to go, as expected.
+        kv_mean: `(num_bins,)` expected KV tokens of those in flight on the grid of steps ahead.
+        kv_variance: `(num_bins,)` of them.
+    """
+
+    num_kv_tokens: float = 0.0
+    num_output_tokens: float = 0.0
+    held_kv_tokens: float = 0.0
+    longest_tokens: float = 0.0
+    kv_mean: Floats = field(default_factory=_no_kv)
+    kv_variance: Floats = field(default_factory=_no_kv)
+
+
+def running_work(kinds: Sequence[tuple[LengthDistribution | None, Floats]]) -> RunningWork:
+    """Sums up what runs.
+
+    Args:
+        kinds: for each kind its lengths (None: known) and, `(num_requests, 4)`, of each request the output
+            tokens so far, KV tokens by itself, tokens still to come (looked at where they are known), and
+            whether it is in flight.
+    """
+    num_kv_tokens = num_output_tokens = held = longest = 0.0
+    mean, variance = _no_kv(), _no_kv()
+    for lengths, rows in kinds:
+        output, kv, in_flight = rows[:, 0], rows[:, 1], rows[:, 3]
+        if lengths is None:
+            left = np.maximum(rows[:, 2], 1.0)
+            left_sq = left * left
+        else:
+            left, left_sq = lengths.remaining(output)
+        num_kv_tokens += float(kv @ in_flight)
+        num_output_tokens += float(left.sum())
+        held += float((kv * left + left_sq / 2.0).sum())
+        longest = max(longest, float(left.max()))
+        places = np.flatnonzero(in_flight)
+        if len(places) == 0:
+            continue
+        # Ordered by what is left, every so-manyth stands for its neighbours.
+        weight = max(1.0, len(places) / _MAX_EXACT)
+        if weight > 1.0:
+            ordered = places[np.argsort(left[places], kind="stable")]
+            places = ordered[(np.arange(_MAX_EXACT) * weight + weight / 2.0).astype(np.int64)]
+        if lengths is None:
+            alive = (left[places, None] > LENGTH_GRID[None, :]).astype(np.float64)
+        else:
+            alive = lengths.alive_ahead(output[places])
+        means, variances = contribution(kv[places, None], alive)
+        mean += weight * means.sum(axis=0)
+        variance += weight * variances.sum(axis=0)
+    return RunningWork(num_kv_tokens, num_output_tokens, held, longest, mean, variance)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """An even pace over the steps that are left.
+
+    Attributes:
+        num_steps: steps that what is left takes at least: as KV holds it, as steps compute it, or as the
+            longest answer takes.
+        prefill_tokens_per_step: prompt tokens to compute, spread over them.
+        decode_kv_tokens_per_step: KV tokens to read, spread over them.
+        left_kv_tokens: KV tokens that the left side holds at this pace.
+        right_kv_tokens: KV tokens that it held when the pace was made.
+    """
+
+    num_steps: float
+    prefill_tokens_per_step: float
+    decode_kv_tokens_per_step: float
+    left_kv_tokens: float
+    right_kv_tokens: float
+
+    @classmethod
+    def of(
+        cls,
+        left: Work,
+        right: Work,
+        running: RunningWork,
+        limits: EngineLimits,
+        *,
+        longest_waiting: float = 0.0,
+        left_head: Work | None = None,
+    ) -> "Pace":
+        """Returns the pace for what is left to do.
+
+        Args:
+            left: what waits on the left side.
+            right: what waits on the right side.
+            running: what runs of the right side.
+            limits: of the engine.
+            longest_waiting: expected length of the longest answer that waits.
+            left_head: what waits of the kind that the left side takes from next.
+        """
+        capacity = float(limits.num_blocks * limits.block_size)
+        num_prefill_tokens = left.num_prefill_tokens + right.num_prefill_tokens
+        num_tokens = (
+            num_prefill_tokens + left.num_output_tokens + right.num_output_tokens + running.num_output_tokens
+        )
+        held = left.held_kv_tokens + right.held_kv_tokens + running.held_kv_tokens
+        num_steps = max(
+            held / capacity,
+            num_tokens / limits.max_num_batched_tokens,
+            running.longest_tokens,
+            longest_waiting,
+            1.0,
+        )
+        # What the left side will hold: it computes so many tokens a step, each of which holds KV for so long.
+        left_kv_tokens = 0.0
+        if left_head is not None and left_head.num_prefill_tokens > 0:
+            held_per_token = left_head.held_kv_tokens / left_head.num_prefill_tokens
+            left_kv_tokens = left.num_prefill_tokens / num_steps * held_per_token
+        return cls(
+            num_steps,
+            num_prefill_tokens / num_steps,
+            (left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens) / num_steps,
+            left_kv_tokens,
+            running.num_kv_tokens,
+        )
+
+    def prefill_tokens(
+        self, times: StepTimeModel, decode_kv_tokens: float, right_peak_tokens: float, num_decoding: int
+    ) -> tuple[float, float]:
+        """Returns the prompt tokens of a step, and the share of its KV reading that is reached, 1 at most.
+
+        In proportion to the KV that the step reads, where an even step reads `decode_kv_tokens_per_step`, or
+        the most that the right side will come to if that is less: KV that only the left side would fill is
+        not waited for. A step whose weights have to be read anyway computes the tokens that cost nothing
+        more.
+
+        Args:
+            times: of the device.
+            decode_kv_tokens: KV tokens that decoding reads now.
+            right_peak_tokens: the most that the right side's requests in flight are expected to hold.
+            num_decoding: requests that decode.
+        """
+        to_come = decode_kv_tokens + max(0.0, right_peak_tokens - self.right_kv_tokens)
+        even = max(1.0, min(self.decode_kv_tokens_per_step, to_come))
+        share = decode_kv_tokens / even
+        fixed_tokens = times.gemm_fixed_s / times.gemm_s_per_token
+        free_tokens = times.weight_read_s / times.gemm_s_per_token - fixed_tokens - num_decoding
+        return max(self.prefill_tokens_per_step * share - fixed_tokens * (1.0 - share), free_tokens), min(
+            1.0, share
+        )
