@@ -43,7 +43,7 @@ class PlanConfig:
         block_size: tokens of a KV block of the engine that will run the plan.
         seed: of the random order and of the choice of samples.
         sample_fraction: share of the requests of hidden length that run first; 0 for none.
-        sharing_kept: share of the achievable prefix sharing that the order keeps, 0 to 1.
+        sharing_kept: share of the achievable prefix sharing that the order for `dual_scan` keeps, 0 to 1.
         max_num_batched_tokens: tokens of one step at most, for the optimum in the summary.
     """
 
@@ -207,8 +207,9 @@ def _planned_order(
 ) -> npt.NDArray[np.int64]:
     """Returns the rows of the tree's leaves in planned order."""
     if config.policy in ("dual_scan", "density_matched"):
-        leaves = order_by_density(tree, lengths, model, device, config.sharing_kept)
-        order = tree.leaf_row[leaves]
+        # Splits make the dual scan's two ends steeper; a policy that looks at every kind needs none.
+        sharing_kept = config.sharing_kept if config.policy == "dual_scan" else 1.0
+        order = tree.leaf_row[order_by_density(tree, lengths, model, device, sharing_kept)]
         if config.policy == "dual_scan":
             return order
         is_alone = np.zeros(len(group), dtype=np.bool_)

@@ -1,39 +1,26 @@
-"""Density-matched admission: KV is filled ahead of time, and each step computes what its KV reading can
-hide."""
+"""Density-matched admission: KV is filled ahead, and a step computes what its KV reading can hide."""
 
-from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from blend_core.length_distribution import (
-    LENGTH_GRID,
-    LengthDistribution,
-    learn_lengths,
-    length_counts,
-)
-from blend_core.performance import StepTimeModel
-from blend_core.plan import LengthGroup, Plan
+from blend_core.length_distribution import LengthDistribution, learn_lengths, length_counts
+from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
 from blend_core.policies.kv_projection import KvProjection
-from blend_core.policies.ledger import Phase
-from blend_core.policies.long_first import LongFirst
+from blend_core.policies.ledger import Ledger, Phase
 from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
-from blend_core.policies.request_kind import RequestKind, Work, request_density, total_work
+from blend_core.policies.request_kind import Work
+from blend_core.policies.waiting_sides import WaitingSides
 
 REFRESH_STEPS: Final = 128
 """Steps after which sums that are kept up in between are made anew: rarely enough to cost nothing a step."""
 
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
-
-SIDE_HYSTERESIS: Final = 1.25
-"""A kind changes sides when its density has passed that of all by this factor: what is near may be on
-either."""
 
 
 class DensityMatchedPolicy(QueuedPolicy):
@@ -55,30 +42,23 @@ class DensityMatchedPolicy(QueuedPolicy):
     name: ClassVar[str] = "density_matched"
 
     def __init__(self, plan: Plan, limits: EngineLimits) -> None:
-        self._kinds: list[RequestKind] = []
-        self._known = {side: RequestKind(None, side) for side in Side}
-        self._kind: list[RequestKind] = []
-        self._is_alone: list[bool] = []
-        self._planned: list[int] = []
-        self._leads: dict[Side, deque[int]] = {side: deque() for side in Side}
+        self._times = plan.step_times
+        ledger = Ledger()
+        self._sides = WaitingSides(ledger, plan.step_times)
         self._in_flight: set[int] = set()
         self._right_in_flight: set[int] = set()
         self._decode_kv_tokens = 0
         self._num_decoding = 0
+        self._capacity_tokens = limits.num_blocks * limits.block_size
         self._projection = KvProjection()
+        self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
+        self._right_limit_tokens = 0.0
+        self._left_allowance = 0.0
         self._candidate: int | None = None
         self._look_again_at = 0
         self._refresh_at = 0
         self._learn_at = 0
-        self._left_allowance = 0.0
-        self._capacity_tokens = limits.num_blocks * limits.block_size
-        self._long_first = self._right_side([])
-        self._times = plan.step_times
-        self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
-        self._right_limit_tokens = 0.0
-        self._rho = 0.0
-        self._num_sorted = 0
-        super().__init__(plan, limits)
+        super().__init__(plan, limits, ledger)
 
     def begin_step(self, view: EngineView) -> int:
         """As many prompt tokens as this step's KV reading can hide at the pace of the whole.
@@ -103,9 +83,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         margin_tokens = view.num_running * self._limits.block_size
         if left is not None:
             margin_tokens += self._ledger.num_prompt_tokens[left]
-        self._right_limit_tokens = (
-            self._capacity_tokens * (1.0 - FREE_KV_SHARE) - other_tokens - margin_tokens
-        )
+        most_tokens = self._capacity_tokens * (1.0 - FREE_KV_SHARE)
+        self._right_limit_tokens = most_tokens - other_tokens - margin_tokens
         self._look()
         if self._candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
@@ -145,12 +124,16 @@ class DensityMatchedPolicy(QueuedPolicy):
         ledger = self._ledger
         slot = ledger.slot_of[seq]
         if ledger.phase[slot] is Phase.WAITING:
-            self._count_waiting(slot, -1)
+            self._sides.leave(slot)
         charged = ledger.admit(slot, side, num_cached_tokens)
         self._in_flight.add(slot)
         if side is Side.RIGHT:
             self._right_in_flight.add(slot)
-            self._projection.add(ledger.clock, self._unshared_tokens(slot), self._alive(slot))
+            self._projection.add(
+                ledger.clock,
+                self._unshared_tokens(slot),
+                self._sides.alive(slot, ledger.num_output_tokens(slot)),
+            )
             self._candidate, self._look_again_at = None, ledger.clock
         else:
             self._left_allowance -= charged
@@ -174,9 +157,9 @@ class DensityMatchedPolicy(QueuedPolicy):
         if slot is None or self._ledger.phase[slot] is Phase.FINISHED:
             return
         if self._ledger.phase[slot] is Phase.WAITING:
-            self._count_waiting(slot, -1)
+            self._sides.leave(slot)
         elif slot in self._in_flight:
-            lengths = self._kind[slot].lengths
+            lengths = self._sides.kind(slot).lengths
             if lengths is not None:
                 lengths.observe(num_output_tokens)
             self._vacate(slot)
@@ -188,101 +171,31 @@ class DensityMatchedPolicy(QueuedPolicy):
         super().preempted(seq)
         self._candidate, self._look_again_at = None, self._ledger.clock + 1
 
-    # Plans
-
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         self._times = plan.step_times
-        self._take_kinds(plan)
-        leads = set(plan.seq[plan.lead].tolist())
-        self._planned = waiting
-        self._leads = {side: deque() for side in Side}
-        for slot in waiting:
-            if self._ledger.seq[slot] in leads:
-                self._leads[Side.LEFT].append(slot)
-        self._arrange(first_time=plan.revision == 0)
-        return self._order
-
-    def _take_kinds(self, plan: Plan) -> None:
-        """Gives every request its kind; one that has a kind keeps it, since its kind has learned
-        something."""
-        ledger = self._ledger
-        groups = [
-            RequestKind(LengthDistribution(group.max_tokens, _counts(group)), Side.LEFT)
-            for group in plan.length_groups
-        ]
-        num_new = len(ledger.seq) - len(self._kind)
-        self._kind.extend([self._known[Side.LEFT]] * num_new)
-        self._is_alone.extend([True] * num_new)
-        shares_next = [*(plan.num_shared_tokens[1:] > 0).tolist(), False]
-        shares_before = (plan.num_shared_tokens > 0).tolist()
-        first_new = len(ledger.seq) - num_new
-        used: set[int] = set()
-        rows = zip(plan.seq.tolist(), plan.length_group.tolist(), shares_before, shares_next, strict=True)
-        for seq, group, is_shared, is_shared_on in rows:
-            slot = ledger.slot_of[seq]
-            self._is_alone[slot] = not (is_shared or is_shared_on)
-            if slot >= first_new and group >= 0:
-                self._kind[slot] = groups[group]
-                used.add(group)
-        self._kinds.extend(groups[group] for group in sorted(used))
-
-    def _arrange(self, *, first_time: bool) -> None:
-        """Sorts what waits into sides by density, and each side into its order."""
-        ledger = self._ledger
-        phase = ledger.phase
-        self._planned = waiting = [slot for slot in self._planned if phase[slot] is Phase.WAITING]
-        self._num_sorted = len(waiting)
-        for kind in (*self._kinds, *self._known.values()):
-            kind.clear()
-        known: list[int] = []
-        for slot in waiting:
-            if self._kind[slot].lengths is None:
-                # Any side, until the density of all is known.
-                self._kind[slot] = self._known[Side.LEFT]
-                known.append(slot)
-            self._count_waiting(slot, 1)
-        rho = total_work(self._all_kinds()).density(self._times)
-        for kind in self._kinds:
-            kind.side = _side_of(kind, rho, self._times, 1.0 if first_time else SIDE_HYSTERESIS)
-        for slot in known:
-            prompt, shared = ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot]
-            if request_density(self._times, prompt, shared, ledger.output_tokens[slot]) < rho:
-                self._count_waiting(slot, -1)
-                self._kind[slot] = self._known[Side.RIGHT]
-                self._count_waiting(slot, 1)
-        self._rho = rho
-        sampled = [slot for side in Side for slot in self._leads[side] if phase[slot] is Phase.WAITING]
-        self._leads = {side: deque() for side in Side}
-        for slot in sampled:
-            self._leads[self._kind[slot].side].append(slot)
-        is_lead = set(sampled)
-        rest = [slot for slot in waiting if slot not in is_lead]
-        self._order = [slot for slot in rest if self._kind[slot].side is Side.LEFT]
-        self._left, self._right = 0, len(self._order) - 1
-        right = [slot for slot in reversed(rest) if self._kind[slot].side is Side.RIGHT]
-        self._long_first = self._right_side(right)
-        self._candidate, self._look_again_at, self._refresh_at = None, ledger.clock, ledger.clock
-
-    def _right_side(self, planned: list[int]) -> LongFirst:
-        return LongFirst(
-            planned,
-            kind_of=lambda slot: self._kind[slot],
-            is_alone=lambda slot: self._is_alone[slot],
-            output_tokens=lambda slot: self._ledger.output_tokens[slot],
-            is_waiting=lambda slot: self._ledger.phase[slot] is Phase.WAITING,
-        )
+        self._sides.take(plan, waiting)
+        self._start_over()
+        return self._sides.left
 
     def _unstarted(self) -> list[int]:
-        phase = self._ledger.phase
-        return [slot for slot in self._planned if phase[slot] is Phase.WAITING]
+        return self._sides.unstarted()
 
-    # What runs and what waits
+    def _sort_anew(self) -> None:
+        self._sides.sort()
+        self._order = self._sides.left
+        self._left, self._right = 0, len(self._order) - 1
+        self._start_over()
+        self._settle()
+
+    def _start_over(self) -> None:
+        clock = self._ledger.clock
+        self._candidate, self._look_again_at, self._refresh_at = None, clock, clock
 
     def _refresh(self) -> None:
         """Makes projection and pace anew."""
         ledger = self._ledger
         clock = ledger.clock
-        if self._right_head() is None and 0 < 2 * self._ledger.num_waiting <= self._num_sorted:
+        if self._right_head() is None and 0 < 2 * self._ledger.num_waiting <= self._sides.num_sorted:
             # What was on the left side has a longer and a shorter end of its own.
             self._sort_anew()
         if clock >= self._learn_at:
@@ -290,7 +203,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._learn_at = clock + max(REFRESH_STEPS, int(LEARNING_GROWTH * clock))
         by_kind: dict[int, tuple[LengthDistribution | None, list[tuple[float, ...]]]] = {}
         for slot in chain(self._right_in_flight, ledger.preempted[Side.RIGHT]):
-            lengths = self._kind[slot].lengths
+            lengths = self._sides.kind(slot).lengths
             _, rows = by_kind.setdefault(id(lengths), (lengths, []))
             output = ledger.num_output_tokens(slot)
             left = ledger.output_tokens[slot] - output
@@ -299,41 +212,33 @@ class DensityMatchedPolicy(QueuedPolicy):
             [(lengths, np.array(rows, dtype=np.float64)) for lengths, rows in by_kind.values()]
         )
         self._projection.replace(clock, running.kv_mean, running.kv_variance)
-        left_head = self._left_head()
+        left_head, longest = self._left_head(), self._sides.longest()
         self._pace = Pace.of(
-            total_work(kind for kind in self._all_kinds() if kind.side is Side.LEFT),
-            total_work(kind for kind in self._all_kinds() if kind.side is Side.RIGHT),
+            self._sides.work(Side.LEFT),
+            self._sides.work(Side.RIGHT),
             running,
             self._limits,
-            longest_waiting=self._longest_waiting(),
-            left_head=None if left_head is None else self._kind[left_head].work(),
+            longest_waiting=0.0 if longest is None else self._sides.expected_tokens(longest),
+            left_head=None if left_head is None else self._sides.kind(left_head).work(),
         )
         self._refresh_at = clock + max(REFRESH_STEPS, len(self._right_in_flight) // 4)
         self._look_again_at = clock
 
     def _learn(self) -> None:
-        """Estimates lengths from all that ended and all that run, and sorts anew where a kind changes
-        sides."""
+        """Estimates lengths from all that ended and all that run; sorts anew where a kind changes sides."""
         ledger = self._ledger
         running: dict[int, list[int]] = {}
         for slot in chain(self._in_flight, *ledger.preempted.values()):
-            if self._kind[slot].lengths is not None:
-                running.setdefault(id(self._kind[slot]), []).append(ledger.num_output_tokens(slot))
+            running.setdefault(id(self._sides.kind(slot)), []).append(ledger.num_output_tokens(slot))
         learn_lengths(
             [
                 (kind.lengths, length_counts(running.get(id(kind), [])))
-                for kind in self._kinds
+                for kind in self._sides.kinds()
                 if kind.lengths is not None
             ]
         )
-        if any(
-            _side_of(kind, self._rho, self._times, SIDE_HYSTERESIS) is not kind.side for kind in self._kinds
-        ):
+        if self._sides.is_out_of_order:
             self._sort_anew()
-
-    def _sort_anew(self) -> None:
-        self._arrange(first_time=False)
-        self._settle()
 
     def _look(self) -> None:
         """Looks for a right request that KV ahead has room for, unless it has looked and nothing has
@@ -348,14 +253,19 @@ class DensityMatchedPolicy(QueuedPolicy):
             return
         limit = self._right_limit_tokens
         num_tokens = self._unshared_tokens(head)
-        if self._projection.fits(clock, num_tokens, self._alive(head), limit):
+        if self._projection.fits(
+            clock, num_tokens, self._sides.alive(head, self._ledger.num_output_tokens(head)), limit
+        ):
             self._candidate = head
             return
-        if self._ledger.preempted[Side.RIGHT] or self._leads[Side.RIGHT]:
+        if self._ledger.preempted[Side.RIGHT] or self._sides.first_lead(Side.RIGHT) is not None:
             return
-        filler = self._long_first.filler(self._projection.longest_fit(clock, num_tokens, limit))
+        filler = self._sides.filler(self._projection.longest_fit(clock, num_tokens, limit))
         if filler is not None and self._projection.fits(
-            clock, self._unshared_tokens(filler), self._alive(filler), limit
+            clock,
+            self._unshared_tokens(filler),
+            self._sides.alive(filler, self._ledger.num_output_tokens(filler)),
+            limit,
         ):
             self._candidate = filler
 
@@ -368,29 +278,13 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
         if slot in self._right_in_flight:
             self._right_in_flight.discard(slot)
-            self._projection.remove(ledger.clock, self._unshared_tokens(slot), self._alive(slot))
+            self._projection.remove(
+                ledger.clock,
+                self._unshared_tokens(slot),
+                self._sides.alive(slot, self._ledger.num_output_tokens(slot)),
+            )
             wait = len(self._right_in_flight) // REFRESH_STEPS
             self._look_again_at = min(self._look_again_at, ledger.clock + wait)
-
-    def _count_waiting(self, slot: int, sign: int) -> None:
-        ledger = self._ledger
-        self._kind[slot].count(
-            sign,
-            ledger.num_prompt_tokens[slot],
-            ledger.num_shared_tokens[slot],
-            ledger.output_tokens[slot],
-        )
-
-    def _all_kinds(self) -> Iterator[RequestKind]:
-        return chain(self._kinds, self._known.values())
-
-    def _longest_waiting(self) -> float:
-        head = self._long_first.head(self._expected_tokens)
-        return 0.0 if head is None else self._expected_tokens(head)
-
-    def _expected_tokens(self, slot: int) -> float:
-        lengths = self._kind[slot].lengths
-        return self._ledger.output_tokens[slot] if lengths is None else lengths.mean
 
     def _unshared_tokens(self, slot: int) -> float:
         """KV tokens that a request holds by itself, in flight or when it starts."""
@@ -399,23 +293,11 @@ class DensityMatchedPolicy(QueuedPolicy):
             ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_output_tokens(slot)
         )
 
-    def _alive(self, slot: int) -> npt.NDArray[np.float64]:
-        """`(num_bins,)` probability that the request runs on for so many steps more."""
-        lengths = self._kind[slot].lengths
-        num_output_tokens = self._ledger.num_output_tokens(slot)
-        if lengths is None:
-            left = max(1.0, self._ledger.output_tokens[slot] - num_output_tokens)
-            return np.asarray(left > LENGTH_GRID, dtype=np.float64)
-        alive: npt.NDArray[np.float64] = lengths.alive_ahead(np.array([float(num_output_tokens)]))[0]
-        return alive
-
-    # Heads of the sides
-
     def _left_head(self) -> int | None:
         preempted = self._ledger.preempted[Side.LEFT]
         if preempted:
             return preempted[0]
-        lead = self._first_lead(Side.LEFT)
+        lead = self._sides.first_lead(Side.LEFT)
         if lead is not None:
             return lead
         return self._order[self._left] if self._left <= self._right else None
@@ -424,14 +306,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         preempted = self._ledger.preempted[Side.RIGHT]
         if preempted:
             return preempted[0]
-        lead = self._first_lead(Side.RIGHT)
-        return lead if lead is not None else self._long_first.head(self._expected_tokens)
-
-    def _first_lead(self, side: Side) -> int | None:
-        leads, phase = self._leads[side], self._ledger.phase
-        while leads and phase[leads[0]] is not Phase.WAITING:
-            leads.popleft()
-        return leads[0] if leads else None
+        lead = self._sides.first_lead(Side.RIGHT)
+        return lead if lead is not None else self._sides.longest()
 
     def _is_below_limit(self, slot: int) -> bool:
         """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
@@ -448,29 +324,11 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
         head = () if self._candidate is None else (self._candidate,)
-        right = chain(head, ledger.preempted[Side.RIGHT], self._leads[Side.RIGHT], self._long_first)
-        left = chain(
-            ledger.preempted[Side.LEFT], self._leads[Side.LEFT], islice(self._order, self._left, None)
-        )
+        right = chain(head, ledger.preempted[Side.RIGHT], self._sides.right_soonest())
+        first = chain(ledger.preempted[Side.LEFT], self._sides.left_leads())
+        left = chain(first, islice(self._order, self._left, None))
         seen: set[int] = set()
         for slot in chain.from_iterable(zip_longest(right, left)):
             if slot is not None and slot not in seen and ledger.is_waiting(slot):
                 seen.add(slot)
                 yield slot
-
-
-def _side_of(kind: RequestKind, rho: float, times: StepTimeModel, hysteresis: float) -> Side:
-    """The side that a kind belongs to; near the density of all it stays where it is."""
-    if kind.num_waiting == 0:
-        return kind.side
-    density = kind.work().density(times)
-    if kind.side is Side.LEFT:
-        return Side.RIGHT if density * hysteresis < rho else Side.LEFT
-    return Side.LEFT if density > hysteresis * rho else Side.RIGHT
-
-
-def _counts(group: LengthGroup) -> npt.NDArray[np.float64]:
-    counts = np.zeros(len(LENGTH_GRID))
-    for place, count in group.counts:
-        counts[place] = count
-    return counts

@@ -23,10 +23,11 @@ class QueuedPolicy(AdmissionPolicy):
     never admitted. Cursors move when something happens, so that `next_request` only looks.
     """
 
-    def __init__(self, plan: Plan, limits: EngineLimits) -> None:
+    def __init__(self, plan: Plan, limits: EngineLimits, ledger: Ledger | None = None) -> None:
+        """Takes the first plan; `ledger` is an empty one that a subclass shares with parts of its own."""
         self._limits = limits
         self._admissible_blocks = max(1, int(ADMISSIBLE_KV_SHARE * limits.num_blocks))
-        self._ledger = Ledger()
+        self._ledger = Ledger() if ledger is None else ledger
         self._revision = plan.revision - 1
         self._order: list[int] = []
         self._left = 0
