@@ -35,6 +35,7 @@ ObjectUri = Annotated[str, AfterValidator(_object_uri), Field(json_schema_extra=
 class Policy(StrEnum):
     """Order and admission of requests."""
 
+    DENSITY_MATCHED = "density_matched"
     DUAL_SCAN = "dual_scan"
     DFS = "dfs"
     FCFS = "fcfs"
@@ -103,9 +104,10 @@ class JobOptions(_Part):
     """Choices with a sound default."""
 
     policy: Policy = Field(
-        Policy.DUAL_SCAN,
-        description="order and admission of requests: `dual_scan` mixes compute-intensive with "
-        "memory-intensive ones, `dfs` goes by shared prefixes, `fcfs` takes them as they come",
+        Policy.DENSITY_MATCHED,
+        description="order and admission of requests: `density_matched` runs compute-intensive beside "
+        "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
+        "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
     )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
         256,

@@ -15,8 +15,8 @@ from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.studies.replanning import SampleReplanner
 from blend_core.studies.workload import Workload, WorkloadFigures, workload_figures
 
-STUDY_POLICIES: Final = ("dfs_sequential", "dfs", "random", "dual_scan")
-"""What is compared: vLLM-DFS and SGLang-DFS; NanoFlow-DFS; NanoFlow-Balance; BlendServe."""
+STUDY_POLICIES: Final = ("dfs_sequential", "dfs", "random", "dual_scan", "density_matched")
+"""What is compared: vLLM-DFS and SGLang-DFS; NanoFlow-DFS; NanoFlow-Balance; BlendServe; ours."""
 
 BASELINES: Final = ("dfs_sequential", "dfs", "random")
 """Those of them that estimate nothing, so that it is all one whether lengths are preset or hidden."""

@@ -22,7 +22,7 @@ from flows.settings import Settings
 if TYPE_CHECKING:
     from blend_core.engines.torch.engine import TorchEngine
 
-POLICIES = ("fcfs", "dfs", "dual_scan")
+POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
 SHORT_ANSWER_TOKENS = 2
 LONG_ANSWER_TOKENS = 96
 LONG_ANSWER_SHARE = 0.25

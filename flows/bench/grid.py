@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -45,6 +45,15 @@ def run_grid_bench(
     )
 
 
+GRID_RATIOS: Final = (
+    "dual_scan_over_dfs",
+    "dual_scan_over_random",
+    "density_matched_over_dfs",
+    "density_matched_over_dual_scan",
+)
+"""Speed-ups that the grid is summed up by."""
+
+
 def run_grid_task(task: GridTask) -> WorkloadRun:
     """Simulates one workload under every policy."""
     model, device = study_model()
@@ -53,25 +62,26 @@ def run_grid_task(task: GridTask) -> WorkloadRun:
 
 
 def grid_summary(study: StudyRun) -> dict[str, Any]:
-    """Returns what the grid comes to: speed-ups of the dual scan and its worst figures."""
-    over_dfs = [speedup(run.policies, "dual_scan", "dfs") for run in study.workloads]
-    over_random = [speedup(run.policies, "dual_scan", "random") for run in study.workloads]
-    dual_scan = [run.policies["dual_scan"] for run in study.workloads]
+    """Returns what the grid comes to: speed-ups and the worst figures of a policy."""
+
+    def extremes(name: str, over: str) -> dict[str, float]:
+        ratios = [speedup(run.policies, name, over) for run in study.workloads]
+        return {"min": min(ratios), "mean": float(np.mean(ratios)), "max": max(ratios)}
+
+    def of_all(name: str) -> dict[str, float]:
+        runs = [run.policies[name] for run in study.workloads]
+        return {
+            "fraction_of_optimum_mean": float(np.mean([run.fraction_of_optimum for run in runs])),
+            "fraction_of_optimum_min": min(run.fraction_of_optimum for run in runs),
+            "sharing_kept_min": min(run.sharing_kept for run in runs),
+        }
+
     return {
         "data": study.data,
         "hours": study.hours,
         "seeds": list(study.seeds),
         "num_workloads": len(study.workloads),
-        "dual_scan_over_dfs": {
-            "min": min(over_dfs),
-            "mean": float(np.mean(over_dfs)),
-            "max": max(over_dfs),
-        },
-        "dual_scan_over_random": {
-            "min": min(over_random),
-            "mean": float(np.mean(over_random)),
-            "max": max(over_random),
-        },
-        "fraction_of_optimum_mean": float(np.mean([run.fraction_of_optimum for run in dual_scan])),
-        "sharing_kept_min": min(run.sharing_kept for run in dual_scan),
+        **{ratio: extremes(*ratio.split("_over_")) for ratio in GRID_RATIOS},
+        **of_all("dual_scan"),
+        "density_matched": of_all("density_matched"),
     }

@@ -2,20 +2,23 @@
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, speedup
-from flows.bench.grid import grid_summary
+from flows.bench.grid import GRID_RATIOS, grid_summary
 from flows.bench.paper import PaperRun
 from flows.bench.ranks import RanksRun
 from flows.bench.study_tasks import StudyRun
 from flows.tables import markdown_table
+
+COMPARED: Final = ("dfs", "random", "dual_scan", "density_matched")
+"""Policies on the overlap engine, in the order of a table's rows."""
 
 Table = tuple[Sequence[str], list[tuple[object, ...]]]
 
@@ -29,48 +32,55 @@ def comparison_table(runs: Sequence[WorkloadRun]) -> Table:
         "sharing",
         "requests",
         "optimum, s",
-        "dfs, s",
-        "random over dfs",
-        "dual_scan over dfs",
+        "policy",
+        "duration, s",
+        "over dfs",
         "over dfs_sequential",
         "of optimum",
         "sharing kept",
         "preempted",
     )
-    rows: list[tuple[object, ...]] = [
-        (
+    rows: list[tuple[object, ...]] = []
+    for run in runs:
+        first: tuple[object, ...] = (
             run.name,
             run.length_set,
             run.density,
             f"{run.prefix_sharing:.0%}",
             round(run.num_requests),
             round(run.optimum_s),
-            round(run.policies["dfs"].duration_s),
-            f"{speedup(run.policies, 'random', 'dfs'):.3f}",
-            f"{speedup(run.policies, 'dual_scan', 'dfs'):.3f}",
-            f"{speedup(run.policies, 'dual_scan', 'dfs_sequential'):.3f}",
-            f"{run.policies['dual_scan'].fraction_of_optimum:.3f}",
-            f"{run.policies['dual_scan'].sharing_kept:.3f}",
-            round(run.policies["dual_scan"].num_preempted),
         )
-        for run in runs
-    ]
+        for name in COMPARED:
+            policy = run.policies[name]
+            figures = (
+                f"{speedup(run.policies, name, 'dfs'):.3f}",
+                f"{speedup(run.policies, name, 'dfs_sequential'):.3f}",
+                f"{policy.fraction_of_optimum:.3f}",
+                f"{policy.sharing_kept:.3f}",
+                round(policy.num_preempted),
+            )
+            rows.append((*first, name, round(policy.duration_s), *figures))
+            first = (None,) * 6
     for length_set in dict.fromkeys(run.length_set for run in runs):
         own = [run for run in runs if run.length_set == length_set]
-        rows.append(
-            (
-                "mean",
-                length_set,
-                *(None,) * 5,
-                f"{_mean_speedup(own, 'random', 'dfs'):.3f}",
-                f"{_mean_speedup(own, 'dual_scan', 'dfs'):.3f}",
-                f"{_mean_speedup(own, 'dual_scan', 'dfs_sequential'):.3f}",
-                f"{np.mean([run.policies['dual_scan'].fraction_of_optimum for run in own]):.3f}",
-                f"{np.mean([run.policies['dual_scan'].sharing_kept for run in own]):.3f}",
-                None,
-            )
-        )
+        for name in COMPARED:
+            for label, over in (("mean", np.mean), ("worst", np.min)):
+                rows.append((label, length_set, *(None,) * 4, name, None, *_over_all(own, name, over), None))
     return headers, rows
+
+
+def _over_all(
+    runs: Sequence[WorkloadRun], name: str, over: Callable[[list[float]], float]
+) -> tuple[str, ...]:
+    """A policy's ratios over workloads."""
+    policies = [run.policies[name] for run in runs]
+    columns = (
+        [speedup(run.policies, name, "dfs") for run in runs],
+        [speedup(run.policies, name, "dfs_sequential") for run in runs],
+        [policy.fraction_of_optimum for policy in policies],
+        [policy.sharing_kept for policy in policies],
+    )
+    return tuple(f"{over(column):.3f}" for column in columns)
 
 
 def interleaved_table(run: PaperRun) -> Table:
@@ -120,10 +130,10 @@ def grid_table(study: StudyRun) -> Table:
     """What the grid comes to."""
     summary = grid_summary(study)
     rows: list[tuple[object, ...]] = [
-        (label, *(f"{summary[key][name]:.3f}" for name in ("min", "mean", "max")))
-        for label, key in (("over dfs", "dual_scan_over_dfs"), ("over random", "dual_scan_over_random"))
+        (key.replace("_over_", " over "), *(f"{summary[key][name]:.3f}" for name in ("min", "mean", "max")))
+        for key in GRID_RATIOS
     ]
-    return ("dual_scan", "min", "mean", "max"), rows
+    return ("speed-up", "min", "mean", "max"), rows
 
 
 def ranks_table(run: RanksRun) -> Table:
@@ -165,7 +175,3 @@ def write_section(path: Path, section: str, command: str, tables: Sequence[Table
     )
     parts = [begins, origin, *([note] if note else []), *(markdown_table(*table) for table in tables), ends]
     path.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
-
-
-def _mean_speedup(runs: Sequence[WorkloadRun], name: str, over: str) -> float:
-    return float(np.mean([speedup(run.policies, name, over) for run in runs]))

@@ -24,7 +24,7 @@ def engine(
 ) -> None:
     """Measure the torch engine under each policy.
 
-    Runs one mixed file under fcfs, dfs and dual_scan with scarce KV.
+    Runs one mixed file under fcfs, dfs, dual_scan and density_matched with scarce KV.
 
     The file has long shared prefixes with short answers and short prompts with long answers, shuffled. Engine
     settings are the same for every policy. Needs no services.

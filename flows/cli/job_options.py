@@ -43,7 +43,9 @@ Connection = Annotated[
     ),
 ]
 Model = Annotated[str | None, typer.Option(help="Model by name (`blend model list`).")]
-PolicyName = Annotated[str | None, typer.Option("--policy", help="dual_scan, dfs, fcfs or random.")]
+PolicyName = Annotated[
+    str | None, typer.Option("--policy", help="density_matched, dual_scan, dfs, fcfs or random.")
+]
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Longest answer of a request that does not say `max_tokens`.")
 ]

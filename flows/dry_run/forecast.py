@@ -9,7 +9,7 @@ from flows.dry_run.deadline import MAX_NUM_REPLICAS, replicas_for
 from flows.dry_run.histogram import DensityBin, density_bins
 from flows.dry_run.workload import Simulated, Workload
 
-FORECAST_POLICIES: Final = ("dual_scan", "dfs", "fcfs", "random")
+FORECAST_POLICIES: Final = ("density_matched", "dual_scan", "dfs", "fcfs", "random")
 
 
 @dataclass(frozen=True, slots=True)

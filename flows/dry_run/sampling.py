@@ -24,7 +24,7 @@ def sample_positions(plan: Plan, num_requests: int) -> npt.NDArray[np.int64]:
     num_parts = math.ceil(n / num_requests)
     if num_parts <= 1:
         return np.arange(n)
-    if plan.policy == "dual_scan":
+    if plan.policy in ("dual_scan", "density_matched"):
         return rank_positions(partition(plan, num_parts, NUM_STRETCHES), num_parts // 2)
     length = max(num_requests // NUM_STRETCHES, 1)
     starts = np.linspace(0, n - length, NUM_STRETCHES).astype(np.int64)
