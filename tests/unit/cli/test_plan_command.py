@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from flows.dry_run.forecast import FORECAST_POLICIES
+
 BEGINNING = "A long common beginning. " * 40
 ON_A100 = ("--model", "llama-3.1-8b", "--device", "a100-80g")
 
@@ -68,7 +70,7 @@ def test_a_plan_tells_sharing_and_duration_under_each_policy(
     assert not told["counted_with_tokenizer"]
     assert told["summary"]["num_requests"] == 12
     assert told["summary"]["prefix_sharing_best"] > 0.8
-    assert [entry["policy"] for entry in told["policies"]] == ["dual_scan", "dfs", "fcfs", "random"]
+    assert [entry["policy"] for entry in told["policies"]] == list(FORECAST_POLICIES)
     assert all(entry["estimated_duration_s"] > 0 for entry in told["policies"])
     assert told["estimated_duration_s"] == told["policies"][0]["estimated_duration_s"]
     assert (told["engine"], told["tensor_parallel"], told["deadline"]) == ("sequential", 1, None)
@@ -84,7 +86,7 @@ def test_the_terminal_shows_assumption_engine_policies_and_bars(
     assert "--expected-output-tokens" in ran.stdout
     assert "sequential, llama-3.1-8b on a100-80g" in ran.stdout
     assert "practical optimum" in ran.stdout
-    for policy in ("dual_scan", "dfs", "fcfs", "random"):
+    for policy in FORECAST_POLICIES:
         assert f"\n{policy} " in ran.stdout
     assert "█" in ran.stdout
     assert max(len(line) for line in ran.stdout.splitlines()) < 140

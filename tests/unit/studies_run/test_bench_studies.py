@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.mixes import build_workload, paper_mix
+from blend_core.studies.study import STUDY_POLICIES
 from blend_core.studies.trace_lengths import gsm8k
 from flows.bench.grid import GridTask, grid_summary, run_grid_task
 from flows.bench.paper import PaperRun, PaperTask, run_paper_task
@@ -47,7 +48,7 @@ def test_a_study_prints_what_is_promised(paper_run):
     assert [workload["set"] for workload in printed["workloads"]] == ["preset", "hidden"]
     for workload in printed["workloads"]:
         assert set(workload) == WORKLOAD_KEYS
-        assert list(workload["policies"]) == ["dfs_sequential", "dfs", "random", "dual_scan"]
+        assert list(workload["policies"]) == list(STUDY_POLICIES)
         assert all(set(policy) == POLICY_KEYS for policy in workload["policies"].values())
 
 

@@ -55,7 +55,7 @@ def test_hidden_lengths_leave_the_baselines_as_they_are(make_workload):
     preset = run_workload(make_workload(), MODEL, DEVICE, 0)
     told = []
     taken_over = run_workload(make_workload(preset=False), MODEL, DEVICE, 0, known=preset, told=told.append)
-    assert told == ["small: dual_scan"]
+    assert told == ["small: dual_scan", "small: density_matched"]
     simulated = run_workload(make_workload(preset=False), MODEL, DEVICE, 0)
     assert taken_over == simulated
     assert simulated.length_set == "hidden"
