@@ -1,6 +1,6 @@
 """Simulates a plan: the same policies as in production, over a device profile instead of a device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -10,11 +10,13 @@ import numpy.typing as npt
 from blend_core.engines.base import StepWindow
 from blend_core.errors import PlanError
 from blend_core.plan import Plan, frozen
-from blend_core.policies.base import EngineLimits
+from blend_core.policies.base import AdmissionPolicy, EngineLimits
 from blend_core.policies.factory import make_policy
 from blend_core.simulation.prompts import PromptBlocks, Prompts
 from blend_core.simulation.stepper import SimulatedEnd, Stepper
 from blend_core.specs import DeviceProfile, ModelSpec
+
+PolicyMaker = Callable[[Plan, EngineLimits], AdmissionPolicy]
 
 NUM_PROGRESS_POINTS = 200
 """Points of a plan's `progress` curve at most."""
@@ -95,7 +97,7 @@ def simulate(
     requests: Prompts,
     output_tokens: npt.ArrayLike,
     plan: Plan,
-    policy_name: str,
+    policy: str | PolicyMaker,
     model: ModelSpec,
     device: DeviceProfile,
     limits: EngineLimits,
@@ -112,7 +114,7 @@ def simulate(
         output_tokens: `(num_requests,)` true lengths of the answers, row by row of `requests`; hidden from
             the policy.
         plan: order and estimates.
-        policy_name: one of `POLICY_NAMES`.
+        policy: one of `POLICY_NAMES`, or what makes another policy of the plan.
         model: what runs.
         device: on what.
         limits: KV blocks and batch bounds.
@@ -127,13 +129,13 @@ def simulate(
         raise PlanError(
             "The plan names requests that were not given; simulate it with those it was built from."
         )
-    policy = make_policy(policy_name, plan, limits)
+    admission = make_policy(policy, plan, limits) if isinstance(policy, str) else policy(plan, limits)
     seqs = requests.seq.tolist()
     stepper = Stepper(
         seqs,
         PromptBlocks.of(requests, limits.block_size),
         np.asarray(output_tokens, dtype=np.int64).tolist(),
-        policy,
+        admission,
         model,
         device,
         limits,
@@ -162,7 +164,7 @@ def simulate(
     answered = [end for end in ends if end.fits]
     num_prompt_tokens = requests.num_prompt_tokens
     return SimulationResult(
-        policy=policy_name,
+        policy=admission.name,
         duration_s=stepper.now,
         sequential_s=stepper.sequential_s,
         windows=tuple(windows),

@@ -9,8 +9,9 @@ import numpy as np
 from blend_core.length_distribution import LengthDistribution, learn_lengths, length_counts
 from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
-from blend_core.policies.kv_projection import KvProjection
+from blend_core.policies.kv_projection import DEVIATIONS, KvProjection
 from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.matching_rules import MatchingRules
 from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
 from blend_core.policies.request_kind import Work
@@ -21,6 +22,10 @@ REFRESH_STEPS: Final = 128
 
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
+
+
+ALL_RULES: Final = MatchingRules()
+"""What the policy is made of."""
 
 
 class DensityMatchedPolicy(QueuedPolicy):
@@ -41,7 +46,9 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     name: ClassVar[str] = "density_matched"
 
-    def __init__(self, plan: Plan, limits: EngineLimits) -> None:
+    def __init__(self, plan: Plan, limits: EngineLimits, rules: MatchingRules = ALL_RULES) -> None:
+        """Takes the first plan; `rules` other than all of them are for a study."""
+        self._rules = rules
         self._times = plan.step_times
         ledger = Ledger()
         self._sides = WaitingSides(ledger, plan.step_times)
@@ -50,7 +57,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._decode_kv_tokens = 0
         self._num_decoding = 0
         self._capacity_tokens = limits.num_blocks * limits.block_size
-        self._projection = KvProjection()
+        self._projection = KvProjection(DEVIATIONS if rules.keeps_deviations else 0.0)
         self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
         self._right_limit_tokens = 0.0
         self._left_allowance = 0.0
@@ -70,12 +77,13 @@ class DensityMatchedPolicy(QueuedPolicy):
         if clock >= self._refresh_at:
             self._refresh()
         left = self._left_head()
-        if left is None:
-            num_tokens, share_reached = float(num_tokens_at_most), 1.0
-        else:
+        num_tokens, share_reached = float(num_tokens_at_most), 1.0
+        if left is not None and self._rules.paces:
             num_tokens, share_reached = self._pace.prefill_tokens(
                 self._times, self._decode_kv_tokens, self._projection.peak_tokens, view.num_decoding
             )
+            if not self._rules.follows_kv:
+                num_tokens, share_reached = self._pace.prefill_tokens_per_step, 1.0
         self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
         num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
         other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
@@ -198,7 +206,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if self._right_head() is None and 0 < 2 * self._ledger.num_waiting <= self._sides.num_sorted:
             # What was on the left side has a longer and a shorter end of its own.
             self._sort_anew()
-        if clock >= self._learn_at:
+        if clock >= self._learn_at and self._rules.learns:
             self._learn()
             self._learn_at = clock + max(REFRESH_STEPS, int(LEARNING_GROWTH * clock))
         by_kind: dict[int, tuple[LengthDistribution | None, list[tuple[float, ...]]]] = {}
@@ -228,7 +236,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         """Estimates lengths from all that ended and all that run; sorts anew where a kind changes sides."""
         ledger = self._ledger
         running: dict[int, list[int]] = {}
-        for slot in chain(self._in_flight, *ledger.preempted.values()):
+        at_risk = chain(self._in_flight, *ledger.preempted.values()) if self._rules.counts_running else ()
+        for slot in at_risk:
             running.setdefault(id(self._sides.kind(slot)), []).append(ledger.num_output_tokens(slot))
         learn_lengths(
             [
@@ -251,23 +260,28 @@ class DensityMatchedPolicy(QueuedPolicy):
         head = self._right_head()
         if head is None:
             return
-        limit = self._right_limit_tokens
-        num_tokens = self._unshared_tokens(head)
-        if self._projection.fits(
-            clock, num_tokens, self._sides.alive(head, self._ledger.num_output_tokens(head)), limit
-        ):
+        if not self._rules.looks_ahead or self._fits_ahead(head):
             self._candidate = head
             return
         if self._ledger.preempted[Side.RIGHT] or self._sides.first_lead(Side.RIGHT) is not None:
             return
-        filler = self._sides.filler(self._projection.longest_fit(clock, num_tokens, limit))
-        if filler is not None and self._projection.fits(
-            clock,
-            self._unshared_tokens(filler),
-            self._sides.alive(filler, self._ledger.num_output_tokens(filler)),
-            limit,
-        ):
+        filler = self._filler(
+            self._projection.longest_fit(clock, self._unshared_tokens(head), self._right_limit_tokens)
+        )
+        if filler is not None and self._fits_ahead(filler):
             self._candidate = filler
+
+    def _fits_ahead(self, slot: int) -> bool:
+        """Whether KV stays within the right side's limit up to the end of every answer, with this one."""
+        return self._projection.fits(
+            self._ledger.clock,
+            self._unshared_tokens(slot),
+            self._sides.alive(slot, self._ledger.num_output_tokens(slot)),
+            self._right_limit_tokens,
+        )
+
+    def _filler(self, output_tokens: float) -> int | None:
+        return self._sides.filler(output_tokens) if self._rules.fills_gaps else None
 
     def _vacate(self, slot: int) -> None:
         """A request in flight leaves."""

@@ -31,9 +31,11 @@ class KvProjection:
         variance: `(num_bins,)` of them; 0 where every length is known.
     """
 
-    __slots__ = ("_clock", "mean", "variance")
+    __slots__ = ("_clock", "_deviations", "mean", "variance")
 
-    def __init__(self) -> None:
+    def __init__(self, deviations: float = DEVIATIONS) -> None:
+        """Begins with nothing in flight; `deviations` are kept free above what is expected."""
+        self._deviations = deviations
         self.mean: Floats = np.zeros(len(LENGTH_GRID))
         self.variance: Floats = np.zeros(len(LENGTH_GRID))
         self._clock = 0
@@ -62,16 +64,16 @@ class KvProjection:
         self.variance = np.maximum(self.variance - variance, 0.0)
 
     def fits(self, clock: int, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:
-        """Whether KV stays under the limit, with `DEVIATIONS` to spare, while such a request runs as well."""
+        """Whether KV stays under the limit, deviations included, while such a request runs as well."""
         self._shift(clock)
         mean, variance = contribution(num_tokens, alive)
-        high = self.mean + mean + DEVIATIONS * np.sqrt(self.variance + variance)
+        high = self.mean + mean + self._deviations * np.sqrt(self.variance + variance)
         return bool((high[alive > _SURE] <= limit_tokens).all())
 
     def longest_fit(self, clock: int, num_tokens: float, limit_tokens: float) -> float:
         """Returns for how many steps a request that holds `num_tokens` now and surely lives fits."""
         self._shift(clock)
-        high = self.mean + DEVIATIONS * np.sqrt(self.variance) + num_tokens + LENGTH_GRID_ENDS
+        high = self.mean + self._deviations * np.sqrt(self.variance) + num_tokens + LENGTH_GRID_ENDS
         over = np.flatnonzero(high > limit_tokens)
         return float(LENGTH_GRID[over[0]]) if len(over) else inf
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, speedup
+from flows.bench.ablation import AblationRun
 from flows.bench.grid import GRID_RATIOS, grid_summary
 from flows.bench.paper import PaperRun
 from flows.bench.ranks import RanksRun
@@ -134,6 +135,15 @@ def grid_table(study: StudyRun) -> Table:
         for key in GRID_RATIOS
     ]
     return ("speed-up", "min", "mean", "max"), rows
+
+
+def ablation_table(run: AblationRun) -> Table:
+    """Share of the practical optimum, by variant."""
+    rows: list[tuple[object, ...]] = [
+        (name, *(f"{figure:.3f}" for length_set in ("preset", "hidden") for figure in by_set[length_set]))
+        for name, by_set in run.fractions.items()
+    ]
+    return ("variant", "preset, mean", "preset, worst", "hidden, mean", "hidden, worst"), rows
 
 
 def ranks_table(run: RanksRun) -> Table:

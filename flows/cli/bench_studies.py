@@ -1,4 +1,4 @@
-"""`blend bench policy | paper | grid | traces | ranks | simulate`: studies in simulation."""
+"""`blend bench policy | paper | grid | traces | ablation | ranks | simulate`: studies in simulation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ WriteDocs = Annotated[
 
 def register(group: typer.Typer) -> None:
     """Adds the studies to `blend bench`."""
-    for command in (policy, paper, grid, traces, ranks, simulate):
+    for command in (policy, paper, grid, traces, ablation, ranks, simulate):
         group.command()(command)
 
 
@@ -161,6 +161,36 @@ def traces(
     if plots is not None:
         _tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
     _write(write_docs, "traces", _command("traces", chosen_seeds, chosen_hours), tables, run.data)
+    if json:
+        print_json(run.as_json())
+        return
+    _print(tables, run.data)
+
+
+def ablation(
+    traces: Traces = None,
+    seed: Seed = 0,
+    seeds: Seeds = None,
+    hours: Hours = None,
+    quick: Quick = False,
+    write_docs: WriteDocs = None,
+    json: Json = False,
+) -> None:
+    """Leave out each idea of density_matched, or try one alone.
+
+    The paper's four traces, preset and hidden, 1 hour and 5 seeds by default; `--hours 5` takes hours.
+
+    \b
+    Example:
+      blend bench ablation --seeds 2
+    """
+    from flows.bench.ablation import QUICK_HOURS, run_ablation_bench
+    from flows.bench.study_tables import ablation_table
+
+    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 1.0, QUICK_HOURS)
+    run = run_ablation_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    tables = [ablation_table(run)]
+    _write(write_docs, "ablation", _command("ablation", chosen_seeds, chosen_hours), tables, run.data)
     if json:
         print_json(run.as_json())
         return

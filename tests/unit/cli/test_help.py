@@ -26,8 +26,8 @@ COMMANDS = dict(commands(ROOT, "blend"))
 def test_every_promised_command_is_there() -> None:
     promised = (
         "demo up down upload submit run plan validate status results cancel report profile "
-        "bench-engine bench-grid bench-ingest bench-paper bench-plan bench-policy bench-ranks bench-record "
-        "bench-simulate bench-traces db-upgrade db-url model-add model-list"
+        "bench-ablation bench-engine bench-grid bench-ingest bench-paper bench-plan bench-policy bench-ranks "
+        "bench-record bench-simulate bench-traces db-upgrade db-url model-add model-list"
     )
     assert set(COMMANDS) == {f"blend {name.replace('-', ' ')}" for name in promised.split()}
 

@@ -1,0 +1,41 @@
+"""`dfs` with the admission rule of `density_matched`: what the rule gives without the order."""
+
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import ClassVar
+
+from blend_core.plan import Plan
+from blend_core.policies.base import Side
+from blend_core.policies.density_matched import DensityMatchedPolicy
+
+
+class DfsAheadPolicy(DensityMatchedPolicy):
+    """Admits in planned order, each request as soon as KV ahead has room for it. There is no left side."""
+
+    name: ClassVar[str] = "dfs_ahead"
+
+    def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
+        super()._queue(plan, waiting)
+        return waiting
+
+    def _sort_anew(self) -> None:
+        # Kinds have no sides here, so none can be on the wrong one.
+        self._sides.sort()
+        self._start_over()
+
+    def _left_head(self) -> int | None:
+        return None
+
+    def _right_head(self) -> int | None:
+        preempted = self._ledger.preempted[Side.RIGHT]
+        if preempted:
+            return preempted[0]
+        return self._order[self._left] if self._left <= self._right else None
+
+    def _filler(self, output_tokens: float) -> int | None:
+        return None
+
+    def _soonest(self) -> Iterator[int]:
+        ledger = self._ledger
+        waiting = chain(ledger.preempted[Side.RIGHT], islice(self._order, self._left, None))
+        return (slot for slot in waiting if ledger.is_waiting(slot))

@@ -1,0 +1,110 @@
+"""`blend bench ablation`: what each idea of density-matched admission is worth."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blend_core.studies.ablation import VARIANTS, run_variant
+from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
+from blend_core.studies.study import BLOCK_SIZE
+from blend_core.studies.workload import workload_figures
+from flows.bench.study_tasks import run_tasks, study_model, study_setting
+
+QUICK_HOURS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class AblationTask:
+    """One of the paper's traces, by its place in `PAPER_TARGETS`; other attributes as of `PaperTask`."""
+
+    target: int
+    preset: bool
+    seed: int
+    hours: float
+    traces: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class AblationRun:
+    """What the variants came to.
+
+    Attributes:
+        data: `real` where lengths come from published traces, else `generated`.
+        hours: practical optimum of each workload.
+        seeds: seeds that every figure is the mean of.
+        fractions: by variant and set (`preset`, `hidden`): of the practical optimum, mean and worst workload.
+    """
+
+    data: str
+    hours: float
+    seeds: tuple[int, ...]
+    fractions: dict[str, dict[str, tuple[float, float]]]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns what `--json` prints."""
+        return {
+            "data": self.data,
+            "hours": self.hours,
+            "seeds": list(self.seeds),
+            "variants": {
+                name: {
+                    length_set: {"fraction_of_optimum_mean": mean, "fraction_of_optimum_min": worst}
+                    for length_set, (mean, worst) in by_set.items()
+                }
+                for name, by_set in self.fractions.items()
+            },
+        }
+
+
+def run_ablation_bench(
+    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+) -> AblationRun:
+    """Simulates the paper's traces, preset and hidden, under every variant and with every seed."""
+    tasks = [
+        AblationTask(target, preset, seed, hours, traces)
+        for seed in seeds
+        for target in range(len(PAPER_TARGETS))
+        for preset in (True, False)
+    ]
+    results = run_tasks(run_ablation_task, tasks, tell, _name)
+    by_set = {
+        length_set: [result for task, result in zip(tasks, results, strict=True) if task.preset is preset]
+        for length_set, preset in (("preset", True), ("hidden", False))
+    }
+    return AblationRun(
+        data="generated" if traces is None else "real",
+        hours=hours,
+        seeds=tuple(seeds),
+        fractions={
+            name: {
+                length_set: (
+                    float(np.mean([result[name] for result in own])),
+                    min(result[name] for result in own),
+                )
+                for length_set, own in by_set.items()
+            }
+            for name in VARIANTS
+        },
+    )
+
+
+def run_ablation_task(task: AblationTask) -> dict[str, float]:
+    """Returns the fraction of the practical optimum that each variant reaches."""
+    model, device = study_model()
+    mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
+    workload = build_workload(mix, study_setting(task.hours), task.seed)
+    optimum_s = workload_figures(
+        workload.requests, workload.num_output_tokens, model, device, BLOCK_SIZE
+    ).optimum_s
+    return {
+        name: optimum_s / run_variant(workload, model, device, name, task.seed).duration_s
+        for name in VARIANTS
+    }
+
+
+def _name(task: AblationTask) -> str:
+    length_set = "preset" if task.preset else "hidden"
+    return f"{PAPER_TARGETS[task.target][0]} {length_set}, seed {task.seed}"
