@@ -8,7 +8,8 @@ import msgspec
 
 from blend_core.errors import StorageError
 from storage.database import Database
-from storage.jobs import get_job, set_job_outputs
+from storage.job_outputs import set_job_outputs
+from storage.jobs import get_job
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.result_table import ResultTable, UploadFile

@@ -1,7 +1,7 @@
 """Batch jobs: create, read, and move between OpenAI Batch's states."""
 
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import date, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +63,9 @@ class Job:
     current_run_id: str | None
     fencing_number: int
     table_uri: str | None
+    logical_date: date
+    nightly: str | None
+    write_back: dict[str, Any] | None
 
 
 def create_job(
@@ -73,10 +76,14 @@ def create_job(
     spec: dict[str, Any],
     completion_window_s: float | None = None,
     idempotency_key: str | None = None,
+    logical_date: date | None = None,
+    nightly: str | None = None,
 ) -> str:
     """Writes a job in state validating and returns its id.
 
     The same `idempotency_key` again returns the job it made first, whatever the other arguments say.
+    `logical_date` is the day that the job is about, by default today (UTC); `nightly` names the nightly job
+    of which it is one night.
 
     Raises:
         ConfigurationError: model, spec or key have a character that the database cannot hold. They are not
@@ -100,6 +107,8 @@ def create_job(
             spec=spec,
             idempotency_key=idempotency_key,
             expires_at=expires_at,
+            nightly=nightly,
+            **({} if logical_date is None else {"logical_date": logical_date}),
         )
         .on_conflict_do_nothing(index_elements=["idempotency_key"])
         .returning(batch_job.c.job_id)
@@ -159,7 +168,7 @@ def set_job_status(
             and one is executing the job.
     """
     with db.connect() as connection:
-        current = _held_status(connection, job_id, run)
+        current = held_status(connection, job_id, run)
         if current is not status:
             if status not in _NEXT[current]:
                 raise StorageError(
@@ -175,22 +184,6 @@ def set_job_status(
             connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
         row = connection.execute(sa.select(batch_job).where(batch_job.c.job_id == job_id)).one()
     return _job(row)
-
-
-def set_job_outputs(
-    db: Database,
-    job_id: str,
-    *,
-    output_uri: str | None,
-    error_uri: str | None,
-    table_uri: str | None,
-    run: Run | None = None,
-) -> None:
-    """Records where the exported objects are. Raises what `set_job_status` raises for `run`."""
-    values = {"output_uri": output_uri, "error_uri": error_uri, "table_uri": table_uri}
-    with db.connect() as connection:
-        _held_status(connection, job_id, run)
-        connection.execute(sa.update(batch_job).where(batch_job.c.job_id == job_id).values(values))
 
 
 def request_cancel(db: Database, job_id: str) -> JobStatus:
@@ -214,8 +207,29 @@ def close_pending(db: Database, job_id: str, status: JobStatus, *, run: Run | No
     For a job that is exported before it enters its end state. Raises what `set_job_status` raises for `run`.
     """
     with db.connect() as connection:
-        _held_status(connection, job_id, run)
+        held_status(connection, job_id, run)
         return _close_pending(connection, job_id, _STATUS_OF_PENDING[status])
+
+
+def held_status(connection: sa.Connection, job_id: str, run: Run | None) -> JobStatus:
+    """Locks the job for a write of its run, or of nobody's where no run is live, and returns its state.
+
+    Raises:
+        StaleRunError: the run no longer owns the job.
+        StorageError: no run was given and one is executing the job.
+    """
+    if run is not None:
+        return JobStatus(hold_job(connection, run))
+    status = _locked_status(connection, job_id)
+    live = sa.select(run_table.c.run_id).where(run_table.c.job_id == job_id, run_table.c.status == "running")
+    run_id = connection.execute(live).scalar_one_or_none()
+    if run_id is not None:
+        raise StorageError(
+            f"Run {run_id} is executing job {job_id}, so nobody else may change it; `blend cancel` stops it.",
+            job_id=job_id,
+            run_id=run_id,
+        )
+    return status
 
 
 def unknown_job(job_id: str) -> StorageError:
@@ -269,22 +283,6 @@ def _locked_status(connection: sa.Connection, job_id: str) -> JobStatus:
     if status is None:
         raise unknown_job(job_id)
     return JobStatus(status)
-
-
-def _held_status(connection: sa.Connection, job_id: str, run: Run | None) -> JobStatus:
-    """Locks the job for a write of its run, or of nobody's where no run is live."""
-    if run is not None:
-        return JobStatus(hold_job(connection, run))
-    status = _locked_status(connection, job_id)
-    live = sa.select(run_table.c.run_id).where(run_table.c.job_id == job_id, run_table.c.status == "running")
-    run_id = connection.execute(live).scalar_one_or_none()
-    if run_id is not None:
-        raise StorageError(
-            f"Run {run_id} is executing job {job_id}, so nobody else may change it; `blend cancel` stops it.",
-            job_id=job_id,
-            run_id=run_id,
-        )
-    return status
 
 
 def _close_pending(connection: sa.Connection, job_id: str, status: JobStatus) -> int:

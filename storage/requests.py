@@ -1,7 +1,7 @@
 """Request rows and error rows of ingest, by COPY."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -79,11 +79,19 @@ class RequestWriter:
     """
 
     __slots__ = (
-        "_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_kept", "_num_total", "_read",
-        "_run",
+        "_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_kept", "_num_total",
+        "_on_complete", "_read", "_run",
     )  # fmt: skip
 
-    def __init__(self, db: Database, job_id: str, run: Run | None = None, *, num_kept: int = 0) -> None:
+    def __init__(
+        self,
+        db: Database,
+        job_id: str,
+        run: Run | None = None,
+        *,
+        num_kept: int = 0,
+        on_complete: Callable[[psycopg.Connection], None] | None = None,
+    ) -> None:
         """Changes nothing.
 
         Args:
@@ -91,10 +99,13 @@ class RequestWriter:
             job_id: the job.
             run: the run that ingests; with None, whichever owns the job on entering.
             num_kept: requests of an earlier ingest that stay, those of its last checkpoint: seq 0 and up.
+            on_complete: writes more in the transaction that marks the ingest as complete; its errors undo
+                that.
         """
         self._db = db
         self._job_id = job_id
         self._run = run
+        self._on_complete = on_complete
         self._entries: list[_Entry] = []
         self._read: dict[int, int] = {}
         self._num_kept = num_kept
@@ -221,6 +232,8 @@ class RequestWriter:
                     " WHERE s.job_id = %s AND s.source_index = r.source_index",
                     (list(self._read), list(self._read.values()), self._job_id),
                 )
+            if is_last and self._on_complete is not None:
+                self._on_complete(connection)
         if is_checkpoint:
             self._read.clear()
         self._num_errored += num_refused

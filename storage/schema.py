@@ -9,6 +9,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Computed,
+    Date,
     DateTime,
     Double,
     Integer,
@@ -16,7 +17,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 metadata = MetaData()
 
@@ -68,6 +69,9 @@ batch_job = Table(
     _text("current_run_id", nullable=True),
     _count("fencing_number"),
     _text("table_uri", nullable=True),
+    Column("logical_date", Date, nullable=False),
+    _text("nightly", nullable=True),
+    Column("write_back", JSONB, nullable=True),
 )
 
 job_source = Table(
@@ -80,6 +84,45 @@ job_source = Table(
     _count("size_bytes", nullable=True),
     _text("etag", nullable=True),
     _count("num_items", nullable=True),
+)
+
+nightly = Table(
+    "nightly",
+    metadata,
+    _text("name", key=True),
+    _text("cron"),
+    _text("timezone"),
+    _text("catch_up"),
+    Column("spec", JSONB, nullable=False),
+    _text("home"),
+    _time("since", nullable=False),
+    _time("served_at", nullable=False),
+)
+
+source_reading = Table(
+    "source_reading",
+    metadata,
+    Column("number", BigInteger, primary_key=True),
+    _text("job_name"),
+    _text("source"),
+    _text("source_uri"),
+    _text("job_id"),
+    _text("watermark", nullable=True),
+    Column("edge_ids", ARRAY(Text), nullable=False),
+    _count("num_rows"),
+    _time("read_at", nullable=False),
+    _text("taken_over_by", nullable=True),
+)
+
+source_object = Table(
+    "source_object",
+    metadata,
+    _text("job_name", key=True),
+    _text("uri", key=True),
+    _text("etag", key=True),
+    _text("job_id", key=True),
+    _time("read_at", nullable=False),
+    _text("taken_over_by", nullable=True),
 )
 
 run = Table(

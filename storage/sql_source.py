@@ -1,7 +1,8 @@
 """Rows of a user's read-only query, streamed."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -58,6 +59,93 @@ def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -
                 yield from connection.cursor(row_factory=dict_row).stream(fetch_all)
     except psycopg.Error as error:
         raise _source_error(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Which rows of a query are new.
+
+    Attributes:
+        column: the watermark column.
+        id_column: tells rows of equal watermarks apart.
+        after: watermark of what was read before; None for nothing.
+        edge_ids: ids of the rows at `after` that were read.
+        leftover_ids: ids to read again in any case.
+    """
+
+    column: str
+    id_column: str
+    after: str | None = None
+    edge_ids: Sequence[str] = ()
+    leftover_ids: Sequence[str] = ()
+
+
+AT_WATERMARK = "blend at watermark"
+
+
+def newest_value(url: str, query: str, new: NewRows) -> str | None:
+    """The greatest value of the watermark column among new rows, as JSON writes it; None where it has none.
+
+    Raises what `stream_rows` raises.
+    """
+    since = "" if new.after is None else "AND source.{column} >= %(after)s"
+    # Not max(), which not every type with an order has.
+    statement = _over(
+        query,
+        "SELECT to_jsonb(source.{column}) #>> '{{}}' AS newest",
+        f"WHERE source.{{column}} IS NOT NULL {since} ORDER BY source.{{column}} DESC LIMIT 1",
+        new,
+    )
+    for row in stream_rows(url, statement, {"after": new.after}):
+        return str(row["newest"])
+    return None
+
+
+def stream_new_rows(url: str, query: str, new: NewRows, up_to: str | None) -> Iterator[dict[str, Any]]:
+    """Streams the rows that are new up to a watermark, and the leftovers.
+
+    Each row has one more column, `AT_WATERMARK`: whether its watermark is `up_to`. Rows without a watermark
+    (NULL) are not new.
+
+    Raises what `stream_rows` raises.
+    """
+    identity = "source.{id_column}::text"
+    since = "true"
+    if new.after is not None:
+        since = (
+            "(source.{column} > %(after)s OR "
+            f"source.{{column}} = %(after)s AND NOT ({identity} = ANY(%(edge_ids)s::text[])))"
+        )
+    statement = _over(
+        query,
+        "SELECT source.*, coalesce(source.{column} = %(up_to)s, false) AS {at_watermark}",
+        f"WHERE source.{{column}} <= %(up_to)s AND {since}"
+        f" OR {identity} = ANY(%(leftover_ids)s::text[]) AND (source.{{column}} <= %(up_to)s) IS NOT FALSE",
+        new,
+    )
+    params = {
+        "after": new.after,
+        "up_to": up_to,
+        "edge_ids": list(new.edge_ids),
+        "leftover_ids": list(new.leftover_ids),
+    }
+    return stream_rows(url, statement, params)
+
+
+def _over(query: str, select: str, where: str, new: NewRows) -> str:
+    """A query over the user's query, whose own `%` are no parameters."""
+    names = {
+        "column": _quoted(new.column),
+        "id_column": _quoted(new.id_column),
+        "at_watermark": _quoted(AT_WATERMARK),
+    }
+    inner = query.strip().rstrip(";").replace("%", "%%")
+    # The line ends close a comment at the end of the query.
+    return f"{select.format(**names)} FROM (\n{inner}\n) AS source {where.format(**names)}"
+
+
+def _quoted(name: str) -> str:
+    return sql.Identifier(name).as_string(None).replace("%", "%%")
 
 
 def _plain_url(url: str) -> str:

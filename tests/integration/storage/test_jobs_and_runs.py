@@ -13,7 +13,6 @@ from storage.jobs import (
     get_job,
     list_jobs,
     request_cancel,
-    set_job_outputs,
     set_job_status,
 )
 from storage.ownership import Run

@@ -10,8 +10,9 @@ from blend_core.engines.base import RequestFinished, StepWindow
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.database import Database
 from storage.exporting import export_job
+from storage.job_outputs import set_job_outputs, set_job_write_back
 from storage.job_sources import JobSource, save_job_sources
-from storage.jobs import JobStatus, close_pending, get_job, set_job_outputs, set_job_status
+from storage.jobs import JobStatus, close_pending, get_job, set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.plans import next_revision, save_plan
@@ -66,6 +67,9 @@ WRITES: dict[str, Write] = {
     ),
     "output URIs": lambda db, objects, run: set_job_outputs(
         db, run.job_id, output_uri="s3://late", error_uri=None, table_uri=None, run=run
+    ),
+    "outcome of writing back": lambda db, objects, run: set_job_write_back(
+        db, run.job_id, {"error": "late"}, run
     ),
     "run details": lambda db, objects, run: set_run_details(db, run, {"late": "yes"}),
     "lease": lambda db, objects, run: heartbeat(db, run, lease_s=60),

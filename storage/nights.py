@@ -1,0 +1,114 @@
+"""Nightly jobs as their schedule stands, and the jobs that are their nights."""
+
+from dataclasses import dataclass, fields
+from datetime import date, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from storage.database import Database
+from storage.jobs import JobStatus
+from storage.schema import batch_job, nightly, run
+
+
+@dataclass(frozen=True, slots=True)
+class Nightly:
+    """One row of `nightly`; the comments on its columns say what each is."""
+
+    name: str
+    cron: str
+    timezone: str
+    catch_up: str
+    spec: dict[str, Any]
+    home: str
+    since: datetime
+    served_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NightJob:
+    """The latest job of one night.
+
+    Attributes:
+        job_id: the job.
+        logical_date: the night.
+        status: its state.
+        attempt: from 1; a night that failed can be run again as a new job.
+        is_running: whether a run holds it now.
+    """
+
+    job_id: str
+    logical_date: date
+    status: JobStatus
+    attempt: int
+    is_running: bool
+
+
+def register_nightly(
+    db: Database, *, name: str, cron: str, timezone: str, catch_up: str, spec: dict[str, Any], home: str
+) -> Nightly:
+    """Writes down that a nightly job is served. Its nights count from the first time on this schedule."""
+    now = sa.func.clock_timestamp()
+    values = {
+        "name": name,
+        "cron": cron,
+        "timezone": timezone,
+        "catch_up": catch_up,
+        "spec": spec,
+        "home": home,
+    }
+    new = insert(nightly).values(values | {"since": now, "served_at": now})
+    is_same = (nightly.c.cron == new.excluded.cron) & (nightly.c.timezone == new.excluded.timezone)
+    statement = new.on_conflict_do_update(
+        index_elements=["name"],
+        set_={key: new.excluded[key] for key in values if key != "name"}
+        | {"served_at": now, "since": sa.case((is_same, nightly.c.since), else_=now)},
+    ).returning(nightly)
+    with db.connect() as connection:
+        return _nightly(connection.execute(statement).one())
+
+
+def forget_nightlies(db: Database, home: str, *, but: str | None = None) -> None:
+    """Removes what is not served any more from `home`; its jobs stay."""
+    statement = sa.delete(nightly).where(nightly.c.home == home)
+    if but is not None:
+        statement = statement.where(nightly.c.name != but)
+    with db.connect() as connection:
+        connection.execute(statement)
+
+
+def list_nightlies(db: Database) -> list[Nightly]:
+    """By name."""
+    with db.connect() as connection:
+        return [_nightly(row) for row in connection.execute(sa.select(nightly).order_by(nightly.c.name))]
+
+
+def night_jobs(db: Database, name: str) -> dict[date, NightJob]:
+    """The latest job of every night of a nightly job, by logical date."""
+    is_running = (
+        sa.select(run.c.run_id)
+        .where(
+            run.c.job_id == batch_job.c.job_id,
+            run.c.status == "running",
+            run.c.lease_expires_at > sa.func.clock_timestamp(),
+        )
+        .exists()
+    )
+    attempt = sa.func.row_number().over(
+        partition_by=batch_job.c.logical_date, order_by=(batch_job.c.created_at, batch_job.c.job_id)
+    )
+    statement = (
+        sa.select(batch_job.c.job_id, batch_job.c.logical_date, batch_job.c.status, attempt, is_running)
+        .where(batch_job.c.nightly == name)
+        .order_by(batch_job.c.logical_date, attempt)
+    )
+    with db.connect() as connection:
+        rows = connection.execute(statement).all()
+    # Later attempts come later and stay.
+    return {row[1]: NightJob(row[0], row[1], JobStatus(row[2]), row[3], row[4]) for row in rows}
+
+
+def _nightly(row: sa.Row[Any]) -> Nightly:
+    values = row._mapping
+    return Nightly(**{field.name: values[field.name] for field in fields(Nightly)})

@@ -1,0 +1,224 @@
+"""Results in a table of the user's, by upsert."""
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from storage.results import ResultRow
+from storage.write_back import WriteBackTarget, check_target, write_results
+
+pytestmark = pytest.mark.postgres
+
+FINISHED_AT = datetime(2026, 11, 29, 2, 30, tzinfo=UTC)
+FIELDS = ("text", "status", "error", "model", "job_id", "finished_at")
+
+
+def row(custom_id: str | None, text: str | None = "yes", **values: Any) -> ResultRow:
+    base = dict.fromkeys(ResultRow.__slots__)
+    given = {
+        "seq": 0,
+        "custom_id": custom_id,
+        "output_text": text,
+        "status": "succeeded",
+        "finished_at": FINISHED_AT,
+    }
+    return ResultRow(**(base | given | values))
+
+
+class Table:
+    """A table of the user's."""
+
+    def __init__(self, url: str, columns: str, fields: dict[str, str] | None = None, key: str = "id") -> None:
+        self.url = url
+        name = f"Answer {secrets.token_hex(4)}"
+        self.execute(sql.SQL("CREATE TABLE {} ({})").format(sql.Identifier(name), sql.SQL(columns)))
+        self.target = WriteBackTarget(url, name, key, fields or {name: name for name in FIELDS})
+
+    def execute(self, statement: Any) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self, what: str = "*") -> list[tuple[Any, ...]]:
+        name = sql.Identifier(self.target.table)
+        return self.execute(sql.SQL("SELECT {} FROM {} ORDER BY 1").format(sql.SQL(what), name))
+
+    def run(self, statement: str) -> None:
+        self.execute(sql.SQL(statement).format(sql.Identifier(self.target.table)))
+
+    def write(self, *rows: ResultRow) -> Any:
+        return write_results(self.target, "job_x", "tiny", rows)
+
+
+ALL_COLUMNS = "id int PRIMARY KEY, text text, status text, error text, model text, job_id text, "
+
+
+@pytest.fixture
+def table(postgres_url: str) -> Table:
+    return Table(postgres_url, ALL_COLUMNS + "finished_at timestamptz, note text DEFAULT 'mine'")
+
+
+def test_every_result_is_a_row_and_writing_again_changes_nothing(table: Table) -> None:
+    rows = (row("1"), row("2", None, status="errored", error_message="The prompt is empty."))
+    for _ in range(2):
+        counts = table.write(*rows)
+        assert (counts.num_written, counts.num_refused, counts.refused) == (2, 0, None)
+        assert table.rows() == [
+            (1, "yes", "succeeded", None, "tiny", "job_x", FINISHED_AT, "mine"),
+            (2, None, "errored", "The prompt is empty.", "tiny", "job_x", FINISHED_AT, "mine"),
+        ]
+
+
+def test_a_row_that_is_there_keeps_its_other_columns(postgres_url: str) -> None:
+    table = Table(
+        postgres_url, "id bigint PRIMARY KEY, body text NOT NULL, summary text", {"text": "summary"}
+    )
+    table.run("INSERT INTO {} VALUES (1, 'long text'), (2, 'another')")
+    table.write(row("1", "short"), row("2", None, status="errored", error_message="x"))
+    assert table.rows() == [(1, "long text", "short"), (2, "another", None)]
+
+
+def test_an_answer_is_not_replaced_by_an_error_that_no_column_takes(postgres_url: str) -> None:
+    table = Table(postgres_url, "id text PRIMARY KEY, summary text", {"text": "summary"})
+    table.write(row("a", "good"))
+    assert table.write(row("a", None, status="expired", error_message="late")).num_written == 0
+    assert table.rows() == [("a", "good")]
+
+
+def test_many_rows_are_written_in_batches(table: Table) -> None:
+    def results() -> Iterator[ResultRow]:
+        for number in range(1_234):
+            yield row(str(number), f"answer {number}")
+
+    assert write_results(table.target, "job_x", "tiny", results()).num_written == 1_234
+    assert table.rows("count(*), count(DISTINCT text)") == [(1_234, 1_234)]
+
+
+def test_a_write_that_was_killed_is_completed_by_the_next(table: Table) -> None:
+    class Killed(BaseException):
+        pass
+
+    def results() -> Iterator[ResultRow]:
+        yield from (row(str(number)) for number in range(700))
+        raise Killed
+
+    with pytest.raises(Killed):
+        write_results(table.target, "job_x", "tiny", results())
+    assert table.rows("count(*)") == [(500,)]
+    table.write(*(row(str(number)) for number in range(700)))
+    assert table.rows("count(*)") == [(700,)]
+
+
+def test_ids_of_the_wrong_type_are_told_and_take_no_other_with_them(table: Table) -> None:
+    counts = table.write(row("chat-1"), row("7"), row("99999999999"), row("8"))
+    assert (counts.num_written, counts.num_refused) == (2, 2)
+    assert "'chat-1' (invalid input syntax for type integer)" in counts.refused
+    assert "'99999999999'" in counts.refused
+    assert [found[0] for found in table.rows()] == [7, 8]
+
+
+def test_a_text_that_is_too_long_is_refused_and_not_cut(postgres_url: str) -> None:
+    table = Table(postgres_url, "id text PRIMARY KEY, summary varchar(5)", {"text": "summary"})
+    counts = table.write(row("a", "12345"), row("b", "123456"))
+    assert (counts.num_written, counts.num_refused) == (1, 1)
+    assert "value too long" in counts.refused
+    assert table.rows() == [("a", "12345")]
+
+
+def test_requests_without_an_id_of_their_own_have_no_row(table: Table) -> None:
+    repeated = row("1", None, status="errored", error_code="duplicate_custom_id", error_message="x")
+    counts = table.write(row(None), row("1", "first"), repeated)
+    assert (counts.num_written, counts.num_without_key) == (1, 2)
+    assert table.rows("id, text") == [(1, "first")]
+
+
+def test_ids_that_are_one_key_are_written_one_after_another(table: Table) -> None:
+    assert table.write(row("1", "a"), row("01", "b")).num_written == 2
+    assert table.rows("id, text") == [(1, "b")]
+
+
+def test_names_cannot_break_out_of_the_statement(postgres_url: str) -> None:
+    key, column = 'k"; DROP TABLE x; --', "50% {of} %s"
+    table = Table(
+        postgres_url,
+        sql.SQL("{} uuid UNIQUE, {} text")
+        .format(sql.Identifier(key), sql.Identifier(column))
+        .as_string(None),
+        {"text": column},
+        key,
+    )
+    table.write(row("0190a000-0000-7000-8000-000000000001", "'); DROP TABLE x; --"))
+    assert len(table.rows()) == 1
+
+
+def test_a_status_may_be_an_enumeration_and_a_table_in_a_schema(postgres_url: str) -> None:
+    table = Table(postgres_url, "id text")
+    name = f"own_{secrets.token_hex(4)}"
+    table.execute(f"CREATE SCHEMA {name}")
+    table.execute(f"CREATE TYPE {name}.state AS ENUM ('succeeded', 'errored')")
+    table.execute(f"CREATE TABLE {name}.t (id text PRIMARY KEY, state {name}.state)")
+    target = replace(table.target, table=f"{name}.t", columns={"status": "state"})
+    check_target(target)
+    counts = write_results(target, "job_x", "tiny", [row("a"), row("b", status="expired")])
+    assert (counts.num_written, counts.num_refused) == (1, 1)
+    assert table.execute(f"SELECT * FROM {name}.t") == [("a", "succeeded")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "fields", "reason"),
+    [
+        ("id int PRIMARY KEY", {"text": "summary"}, "has no column summary; add it"),
+        ("name int PRIMARY KEY, summary text", {"text": "summary"}, "has no column id;"),
+        ("id int, summary text", {"text": "summary"}, "id is not unique"),
+        ("id int, summary text, UNIQUE (id, summary)", {"text": "summary"}, "id is not unique"),
+        ("id int PRIMARY KEY, n int", {"text": "n"}, "n is of type integer and cannot take `text`"),
+        ("id int PRIMARY KEY, n bool", {"finished_at": "n"}, "boolean and cannot take `finished_at`"),
+        (
+            "id int PRIMARY KEY, a text, b text GENERATED ALWAYS AS (upper(a)) STORED",
+            {"text": "b"},
+            "b is generated",
+        ),
+    ],
+)
+def test_a_table_that_cannot_take_results_is_told_beforehand(
+    postgres_url: str, columns: str, fields: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        check_target(Table(postgres_url, columns, fields).target)
+
+
+def test_a_missing_table_and_a_missing_right_are_told_beforehand(table: Table, postgres_url: str) -> None:
+    check_target(table.target)
+    with pytest.raises(ConfigurationError, match="no table answer"):
+        check_target(replace(table.target, table="answer"))
+    role = f"writer_{secrets.token_hex(4)}"
+    table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    parts = urlsplit(postgres_url)
+    url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+    with pytest.raises(ConfigurationError, match="may not write"):
+        check_target(replace(table.target, url=url))
+    table.run(f"GRANT SELECT, INSERT, UPDATE ON {{}} TO {role}")
+    assert write_results(replace(table.target, url=url), "j", "m", [row("1")]).num_written == 1
+
+
+def test_a_server_that_does_not_answer_and_a_wrong_password_are_told_without_it(
+    table: Table, closed_port: int, postgres_url: str
+) -> None:
+    away = replace(table.target, url=f"postgresql://me:secret@127.0.0.1:{closed_port}/x")
+    with pytest.raises(StorageUnavailableError) as caught:
+        check_target(away)
+    assert "secret" not in str(caught.value)
+    parts = urlsplit(postgres_url)
+    wrong = parts._replace(netloc=f"{parts.username}:secret@{parts.hostname}:{parts.port}").geturl()
+    with pytest.raises(StorageError, match="user or password") as refused:
+        check_target(replace(table.target, url=wrong))
+    assert "secret" not in str(refused.value)
+    assert "secret" not in repr(replace(table.target, url=wrong))
