@@ -8,7 +8,8 @@ from typing import Any
 
 import sqlalchemy
 
-from flows.job_spec import BatchJobSpec, JobOptions, SqlSource
+from flows.job_parts import JobOptions, SqlSource
+from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.objects import ObjectStore
 

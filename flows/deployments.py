@@ -11,6 +11,7 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 
 import httpx
 from prefect import serve
@@ -22,17 +23,20 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
 from blend_core.errors import BlendError, ConfigurationError, ServiceError, StorageError
-from flows.job_spec import BatchJobSpec, load_job_file
+from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
+from flows.nights import check_schedule, register, serving_home
 from flows.preflight import check_queries
-from flows.run_batch import run_batch
+from flows.run_batch import NightlySchedule, run_batch
 from flows.running import create_job
 from flows.settings import NightlySettings, load_settings
 from flows.wiring import Endpoints, Wiring
 from storage.jobs import JobStatus, set_job_status
+from storage.nights import forget_nightlies
 
 AD_HOC = "ad-hoc"
 NIGHTLY = "nightly"
 _CONNECTION_TAG = "connection:"
+_TARGET_TAG = "target:"
 _NOT_HANDED_OVER = "Prefect did not answer when the job was handed over; submit it again."
 
 _AD_HOC = """\
@@ -50,30 +54,40 @@ _NO_NIGHTLY_JOB = (
 
 
 def build_deployments(
-    nightly: NightlySettings, connections: Collection[str] = ("platform",)
+    nightly: NightlySettings,
+    connections: Collection[str] = ("platform",),
+    targets: Collection[str] = (),
 ) -> list[RunnerDeployment]:
     """Both deployments; without a nightly job its schedule is there and inactive.
 
     Args:
         nightly: what the schedule runs.
         connections: names that SQL sources may use here; tags tell them to whoever submits.
+        targets: names that `write_back` may use here, told in the same way.
 
     Raises:
-        ConfigurationError: the job file, the cron expression or the time zone is wrong.
+        ConfigurationError: the job file, the cron expression or the time zone is wrong, the job has no name,
+            or the schedule fires more than once a day.
     """
     ad_hoc = run_batch.to_deployment(
         AD_HOC,
         description=_AD_HOC,
-        tags=[f"{_CONNECTION_TAG}{name.lower()}" for name in sorted(connections)],
+        tags=[f"{_CONNECTION_TAG}{name.lower()}" for name in sorted(connections)]
+        + [f"{_TARGET_TAG}{name.lower()}" for name in sorted(targets)],
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
-    job = None if nightly.job is None else load_job_file(nightly.job)
+    job = _nightly_job(nightly)
     try:
         schedule = Cron(nightly.cron, timezone=nightly.timezone, active=job is not None)
         scheduled = run_batch.to_deployment(
             NIGHTLY,
             schedule=schedule,
-            parameters=None if job is None else {"job": job.model_dump(mode="json")},
+            parameters=None
+            if job is None
+            else {
+                "job": job.model_dump(mode="json"),
+                "schedule": NightlySchedule(cron=nightly.cron, timezone=nightly.timezone).model_dump(),
+            },
             description=_NO_NIGHTLY_JOB if job is None else _nightly_description(nightly),
             entrypoint_type=EntrypointType.MODULE_PATH,
         )
@@ -82,6 +96,7 @@ def build_deployments(
             f"BLEND_NIGHTLY__CRON {nightly.cron!r} in time zone {nightly.timezone!r} is no schedule; "
             "give five cron fields, and a zone such as Europe/Berlin in BLEND_NIGHTLY__TIMEZONE."
         ) from error
+    check_schedule(nightly.cron, nightly.timezone)
     assert isinstance(ad_hoc, RunnerDeployment)
     assert isinstance(scheduled, RunnerDeployment), "called outside of an event loop"
     return [ad_hoc, scheduled]
@@ -91,8 +106,20 @@ def _nightly_description(nightly: NightlySettings) -> str:
     return (
         f"Runs the job file `{nightly.job}` by the cron expression `{nightly.cron}` in the time zone "
         f"{nightly.timezone}; times on this page are in your browser's.\n\n"
-        "The switch beside the schedule pauses and resumes it; **Run** runs the job now."
+        "The switch beside the schedule pauses and resumes it; **Run** runs the night of today, or of the "
+        "logical date that you give, unless its job is there already."
     )
+
+
+def _nightly_job(nightly: NightlySettings) -> BatchJobSpec | None:
+    if nightly.job is None:
+        return None
+    job = load_job_file(nightly.job)
+    if job.name == UNNAMED:
+        raise ConfigurationError(
+            f"{nightly.job}: nights are known by the job's `name`; give it one of its own."
+        )
+    return job
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +135,17 @@ class Submitted:
     flow_run_id: str
 
 
-def submit_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None = None) -> Submitted:
+def submit_job(
+    wiring: Wiring,
+    spec: BatchJobSpec,
+    idempotency_key: str | None = None,
+    *,
+    logical_date: date | None = None,
+) -> Submitted:
     """Writes a job down and hands it to the served deployment `ad-hoc`.
 
     The same `idempotency_key` again returns the same job and the same flow run, and starts nothing.
+    `logical_date` is the day that the job is about; by default today in the configured time zone.
 
     Raises:
         ConfigurationError: the serving process does not know a connection of the job, or a query or template
@@ -129,7 +163,7 @@ def submit_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None =
             deployment = client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
             _check_queries(spec, deployment.tags)
             # Written down first, so that the job shows in `blend status` while it waits for its turn.
-            job_id = create_job(wiring, spec, idempotency_key)
+            job_id = create_job(wiring, spec, idempotency_key, logical_date=logical_date)
             parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
             try:
                 created = client.create_flow_run_from_deployment(
@@ -166,7 +200,30 @@ def _check_queries(spec: BatchJobSpec, tags: list[str]) -> None:
             f"BLEND_SOURCES__{name.upper()} in the environment of `blend up` and run `blend up` again, which "
             "restarts that process."
         )
+    target = None if spec.write_back is None else spec.write_back.connection
+    if target is not None and f"{_TARGET_TAG}{target.lower()}" not in tags:
+        raise ConfigurationError(
+            f"The process that runs submitted jobs does not know the connection {target!r} to write back to: "
+            f"set BLEND_TARGETS__{target.upper()} in the environment of `blend up` and run `blend up` again, "
+            "which restarts that process."
+        )
     check_queries(spec, {source.connection: "" for source in spec.sql})
+
+
+def _register_nightly(wiring: Wiring) -> None:
+    """Writes down what is scheduled here from now on, so that `blend status` can tell its missed nights."""
+    nightly = wiring.settings.nightly
+    job = _nightly_job(nightly)
+    try:
+        if job is not None:
+            register(wiring, job, nightly.cron, nightly.timezone)
+        home = serving_home(wiring.settings)
+        forget_nightlies(wiring.database, home, but=None if job is None else job.name)
+    except StorageError as error:
+        # Serving needs no tables, and each night says anew that it is served.
+        sys.stderr.write(f"blend: missed nights cannot be told yet: {error}\n")
+    finally:
+        wiring.close()
 
 
 def main() -> None:
@@ -174,8 +231,9 @@ def main() -> None:
     try:
         settings = load_settings()
         # Flow runs are started with this environment; without a database they could do nothing but fail.
-        Endpoints.from_settings(settings)
-        deployments = build_deployments(settings.nightly, {"platform", *settings.sources})
+        endpoints = Endpoints.from_settings(settings)
+        deployments = build_deployments(settings.nightly, {"platform", *settings.sources}, settings.targets)
+        _register_nightly(Wiring.from_settings(settings, endpoints))
     except BlendError as error:
         sys.exit(f"blend: {error}")
     # What the stages log through the standard library belongs to the flow run's log, too.

@@ -3,142 +3,36 @@
 `from __future__ import annotations` must stay out of here: Prefect could not build a deployed flow's form.
 """
 
-from enum import StrEnum
+from datetime import date
 from pathlib import Path
 from typing import Annotated
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from blend_core.errors import ConfigurationError
+from flows.dates import check_placeholders, fill_query, fill_text
+from flows.job_parts import (
+    CatchUp,
+    JobOptions,
+    JobPart,
+    ObjectUri,
+    OutputFormat,
+    ParquetSource,
+    SqlSource,
+    WriteBack,
+)
 
 MAX_JOB_FILE_BYTES = 1 << 20
+UNNAMED = "batch"
 
 
-def _object_uri(uri: str) -> str:
-    bucket, slash, _ = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket or not slash:
-        raise PydanticCustomError(
-            "s3_address",
-            "'{uri}' is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
-            "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)",
-            {"uri": uri},
-        )
-    return uri
-
-
-# The pattern is for the form alone, which knows no other way to refuse an address at once.
-ObjectUri = Annotated[str, AfterValidator(_object_uri), Field(json_schema_extra={"pattern": "^s3://[^/]+/"})]
-
-
-class Policy(StrEnum):
-    """Order and admission of requests."""
-
-    DENSITY_MATCHED = "density_matched"
-    DUAL_SCAN = "dual_scan"
-    DFS = "dfs"
-    FCFS = "fcfs"
-    RANDOM = "random"
-
-
-class DuplicateRule(StrEnum):
-    """What a repeated `custom_id` does."""
-
-    ROW = "row"
-    JOB = "job"
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RowSource(_Part):
-    """Rows of which each is filled into a prompt template."""
-
-    prompt: str = Field(
-        description="Jinja template of the user's message over the row's columns: `Summarise: {{ body }}`",
-        min_length=1,
-    )
-    system: str | None = Field(None, description="Jinja template of the system message")
-    id_column: str | None = Field(
-        "id", title="Id column", description="column that becomes `custom_id`; empty for none"
-    )
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None,
-        title="Longest answer",
-        description="longest answer in tokens, 1 or more; the job's default if not given",
-    )
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
-
-
-class SqlSource(RowSource):
-    """Rows of a read-only query, each filled into a prompt template."""
-
-    query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
-    connection: str = Field(
-        "platform",
-        description="`platform` (read by the login `blend_reader`), "
-        "or NAME of a BLEND_SOURCES__NAME variable that holds the URL",
-    )
-
-
-class ParquetSource(RowSource):
-    """Rows of Parquet objects, each filled into a prompt template."""
-
-    uri: ObjectUri = Field(
-        title="S3 address",
-        description="Parquet objects, addressed as under `s3`; names that begin with `_` or `.` are left out "
-        "of a folder or pattern",
-    )
-
-
-class OutputFormat(StrEnum):
-    """What a job's answers and errors are exported as."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-
-
-class JobOptions(_Part):
-    """Choices with a sound default."""
-
-    policy: Policy = Field(
-        Policy.DENSITY_MATCHED,
-        description="order and admission of requests: `density_matched` runs compute-intensive beside "
-        "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
-        "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
-    )
-    default_max_tokens: Annotated[int, Field(ge=1)] = Field(
-        256,
-        title="Longest answer",
-        description="longest answer in tokens, 1 or more, of a request that does not say `max_tokens`",
-    )
-    on_duplicate: DuplicateRule = Field(
-        DuplicateRule.ROW,
-        title="Repeated custom_id",
-        description="a repeated `custom_id` fails its `row` or the whole `job`",
-    )
-    strict_model: bool = Field(
-        False,
-        title="Strict model",
-        description="a request that asks for another model becomes an error row",
-    )
-    request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
-        None,
-        description="seconds from its first step in which a request must end, else it is an error row "
-        "`timed_out`; empty for no limit",
-    )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="seed of sampling and of the choice of length samples, 0 or more"
-    )
-
-
-class BatchJobSpec(_Part):
+class BatchJobSpec(JobPart):
     """A batch job: sources, a model, options and a completion window."""
 
     name: str = Field(
-        "batch",
+        UNNAMED,
         description="name of the job in lists and reports, and of its flow run",
         min_length=1,
         max_length=200,
@@ -159,6 +53,12 @@ class BatchJobSpec(_Part):
         title="SQL queries",
         description="Postgres queries, beside S3 addresses or in their place",
     )
+    s3_only_new: bool = Field(
+        False,
+        title="Only new objects",
+        description="of `s3` and `parquet` read only objects (by address and version) that no job of this "
+        "name has read",
+    )
     outputs: list[OutputFormat] = Field(
         default_factory=lambda: [OutputFormat.JSONL, OutputFormat.PARQUET],
         description="`jsonl` (OpenAI Batch: answers and errors apart) and `parquet` (one table of all "
@@ -171,6 +71,22 @@ class BatchJobSpec(_Part):
         description="what has no result by then becomes `expired`; more than 0, at most a year (8760)",
     )
     options: JobOptions = Field(default_factory=JobOptions, description="choices with a sound default")
+    write_back: WriteBack | None = Field(
+        None,
+        title="Write back",
+        description="upsert the results into a table of yours, after the export",
+    )
+    catch_up: CatchUp = Field(
+        CatchUp.NONE,
+        title="Catch up",
+        description="as the nightly job: which missed nights the next one runs before its own: `all`, only "
+        "the `latest`, or `none`, which only reports them",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _name_placeholders(cls, value: str) -> str:
+        return check_placeholders(value)
 
     @model_validator(mode="after")
     def _some_source(self) -> "BatchJobSpec":
@@ -179,6 +95,43 @@ class BatchJobSpec(_Part):
                 "no_source", "the job has no source; give `s3` addresses, `parquet` tables or `sql` queries"
             )
         return self
+
+    @model_validator(mode="after")
+    def _what_remembers_has_a_name(self) -> "BatchJobSpec":
+        if self.reads_only_new and self.name == UNNAMED:
+            raise PydanticCustomError(
+                "no_name", "what was read is remembered under the job's `name`; give it one of its own"
+            )
+        return self
+
+    @property
+    def reads_only_new(self) -> bool:
+        """Whether what earlier jobs of this name have read is left out."""
+        return self.s3_only_new or any(source.watermark_column is not None for source in self.sql)
+
+
+def dated(spec: BatchJobSpec, logical_date: date) -> BatchJobSpec:
+    """The job of one day: `{logical_date}` filled in S3 addresses, queries, name and table.
+
+    In SQL it becomes a literal, so that it cannot be anything else.
+    """
+    write_back = spec.write_back
+    if write_back is not None:
+        write_back = write_back.model_copy(update={"table": fill_text(write_back.table, logical_date)})
+    return spec.model_copy(
+        update={
+            "name": fill_text(spec.name, logical_date),
+            "s3": [fill_text(uri, logical_date) for uri in spec.s3],
+            "parquet": [
+                table.model_copy(update={"uri": fill_text(table.uri, logical_date)}) for table in spec.parquet
+            ],
+            "sql": [
+                source.model_copy(update={"query": fill_query(source.query, logical_date)})
+                for source in spec.sql
+            ],
+            "write_back": write_back,
+        }
+    )
 
 
 def load_job_file(path: Path) -> BatchJobSpec:

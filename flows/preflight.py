@@ -1,21 +1,26 @@
-"""What can be known to be wrong before anything runs: the engine's settings, the model, a job's queries."""
+"""What can be known to be wrong before anything runs: the engine's settings, the model, a job's queries, the
+table that takes its results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from blend_core.errors import ConfigurationError
+from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
+from flows.write_back import check_write_back
 
 
 def check_job(wiring: Wiring, spec: BatchJobSpec) -> None:
     """Checks that this process could run the job, as far as that can be told without reading its sources.
 
     Raises:
-        ConfigurationError: device, device profile, model, a connection, a query or a template is wrong.
+        ConfigurationError: device, device profile, model, a connection, a query, a template or the table to
+            write back to is wrong.
+        StorageUnavailableError: the server of that table did not answer.
     """
     check_queries(spec, wiring.source_urls())
+    check_write_back(wiring, spec)
     check_engine(wiring, spec)
 
 
@@ -28,6 +33,20 @@ def check_queries(spec: BatchJobSpec, source_urls: Mapping[str, str]) -> None:
     options = ParseOptions(spec.model)
     open_queries(spec, source_urls, options)
     open_tables(spec, options)
+
+
+def check_table_to_write(wiring: Wiring, spec: BatchJobSpec, note: Callable[[str], None]) -> None:
+    """Checks the table that takes a job's results before the night starts.
+
+    A server that does not answer holds up nothing: it may by morning.
+
+    Raises:
+        ConfigurationError: the table, a column or a right is missing.
+    """
+    try:
+        check_write_back(wiring, spec)
+    except StorageUnavailableError as error:
+        note(f"The table to write back to cannot be checked now: {error}")
 
 
 def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import date
 from functools import partial
 from signal import Signals
 from typing import Any
@@ -27,9 +28,22 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
+from pydantic import BaseModel, Field
 
 from blend_core.engines.base import StepWindow
+from blend_core.errors import BlendError
+from flows.dates import local_date, utc_now
+from flows.job_parts import CatchUp
 from flows.job_spec import BatchJobSpec
+from flows.nights import (
+    TroubledNight,
+    create_night,
+    is_overtaken,
+    known_night,
+    nights_to_catch_up,
+    register,
+    troubled_nights,
+)
 from flows.progress import BatchRates
 from flows.report import build_report
 from flows.report_format import DENSITY_COLUMNS, density_headers, density_rows, report_markdown
@@ -46,8 +60,20 @@ ARTIFACT_INTERVAL_S = 2.0
 RunLogger = logging.Logger | logging.LoggerAdapter[Any]
 
 
+class NightlySchedule(BaseModel):
+    """When a nightly job runs."""
+
+    cron: str = Field(description="five cron fields, at most one time a day")
+    timezone: str = Field("UTC", description="time zone of the schedule")
+
+
 @flow(name="run-batch", flow_run_name="{job.name}", persist_result=False)
-def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
+def run_batch(
+    job: BatchJobSpec,
+    job_id: str | None = None,
+    logical_date: date | None = None,
+    schedule: NightlySchedule | None = None,
+) -> State[Any]:
     """Runs a batch job: ingest, plan, infer, export, report.
 
     A retry of this flow run continues the same job. Cancelling the flow run cancels the job and keeps its
@@ -57,6 +83,10 @@ def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
         job: What to run: a model, and S3 addresses or SQL queries or both.
         job_id: Leave it at None to make a new job. The id of a job that has not ended (`job_…`, from `blend
             status`) continues that one; `job` is not looked at then, but needs a source all the same.
+        logical_date: The day that the job is about. None is the day of the scheduled start in the schedule's
+            time zone; without a schedule today.
+        schedule: Of a nightly job, leave it as it is: this run is one of its nights, and each night is run
+            once.
     """
     logger = get_run_logger()
     run_id = str(flow_run.get_id())
@@ -64,14 +94,71 @@ def run_batch(job: BatchJobSpec, job_id: str | None = None) -> State[Any]:
     wiring = Wiring.from_settings(settings, Endpoints.from_settings(settings))
     stop = StopSignal()
     try:
-        chosen = job_id or create_job(wiring, job, idempotency_key=f"prefect:{run_id}")
-        logger.info("Job %s", chosen)
         with stopped_by_signals(partial(_stop, run_id, stop)):
-            outcome = run_stages(wiring, chosen, PrefectProgress(logger, time.monotonic), stop, _run_as_task)
-        _show_report(wiring, chosen)
+            if job_id is None and schedule is not None:
+                return _run_night(_FlowRun(wiring, logger, stop), job, schedule, logical_date)
+            chosen = job_id or create_job(
+                wiring, job, idempotency_key=f"prefect:{run_id}", logical_date=logical_date
+            )
+            return _FlowRun(wiring, logger, stop).run(chosen)
     finally:
         wiring.close()
-    return _end_state(outcome)
+
+
+class _FlowRun:
+    """Jobs run by one flow run."""
+
+    __slots__ = ("logger", "stop", "wiring")
+
+    def __init__(self, wiring: Wiring, logger: RunLogger, stop: StopSignal) -> None:
+        self.wiring = wiring
+        self.logger = logger
+        self.stop = stop
+
+    def run(self, job_id: str) -> State[Any]:
+        """Runs a job to its end, shows its report, and returns the state that it comes to."""
+        self.logger.info("Job %s", job_id)
+        progress = PrefectProgress(self.logger, time.monotonic)
+        outcome = run_stages(self.wiring, job_id, progress, self.stop, _run_as_task)
+        _show_report(self.wiring, job_id)
+        return _end_state(outcome)
+
+
+def _run_night(
+    run: _FlowRun, job: BatchJobSpec, schedule: NightlySchedule, logical_date: date | None
+) -> State[Any]:
+    """Runs one night of a nightly job, behind the missed ones that it is to catch up with."""
+    now = utc_now()
+    nightly = register(run.wiring, job, schedule.cron, schedule.timezone)
+    day = logical_date or local_date(flow_run.get_scheduled_start_time(), schedule.timezone)
+    if logical_date is None and job.catch_up is not CatchUp.ALL and is_overtaken(nightly, day, now):
+        message = f"Night {day} comes too late, a later one is due; `blend status` tells how to run it."
+        return Completed(name="Skipped", message=message)
+    troubled = troubled_nights(run.wiring.database, nightly, now)
+    for night in troubled:
+        if night.logical_date < day:
+            run.logger.warning("%s", night.sentence(job.name))
+    for night in nights_to_catch_up(troubled, job.catch_up, day):
+        _catch_up(run, job, night)
+    known = known_night(run.wiring.database, job, day)
+    # A retry of this flow run follows its own dead run, whose lease may still be live.
+    if known is not None and known.is_running and not flow_run.get_run_count() > 1:
+        message = f"Night {day} is run already, as job {known.job_id}."
+        return Completed(name="Skipped", message=message)
+    job_id, _ = create_night(run.wiring, job, day)
+    return run.run(job_id)
+
+
+def _catch_up(run: _FlowRun, job: BatchJobSpec, night: TroubledNight) -> None:
+    """Runs a missed or stuck night; what goes wrong with it does not hold up the night itself."""
+    if run.stop.reason is not None:
+        return
+    try:
+        job_id = night.job_id or create_night(run.wiring, job, night.logical_date)[0]
+        state = run.run(job_id)
+        run.logger.info("Caught up with night %s: %s", night.logical_date, state.message)
+    except BlendError as error:
+        run.logger.error("Night %s could not be caught up with: %s", night.logical_date, error)
 
 
 def _run_as_task(name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:

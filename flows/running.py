@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from typing import Protocol
 
 from blend_core.errors import (
@@ -16,11 +17,12 @@ from blend_core.errors import (
     StaleRunError,
     StorageError,
 )
-from flows.job_spec import BatchJobSpec, parse_job
-from flows.preflight import check_engine
+from flows.dates import local_date, utc_now
+from flows.job_spec import BatchJobSpec, dated, parse_job
+from flows.preflight import check_engine, check_table_to_write
 from flows.progress import Progress
 from flows.run_lease import LEASE_S, held_job, take_job
-from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job
+from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job, write_back_job
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
@@ -52,6 +54,7 @@ class JobOutcome:
         error_uris: exported objects of error rows.
         table_uris: exported tables of all requests.
         duration_s: wall time of this run.
+        write_back_error: why not every result is in the user's table; None where all are, or none was asked.
     """
 
     job_id: str
@@ -65,21 +68,40 @@ class JobOutcome:
     error_uris: tuple[str, ...]
     table_uris: tuple[str, ...]
     duration_s: float
+    write_back_error: str | None = None
 
 
-def create_job(wiring: Wiring, spec: BatchJobSpec, idempotency_key: str | None = None) -> str:
+def create_job(
+    wiring: Wiring,
+    spec: BatchJobSpec,
+    idempotency_key: str | None = None,
+    *,
+    logical_date: date | None = None,
+    nightly: str | None = None,
+) -> str:
     """Writes a job down for a later run and returns its id; the same key again returns the same job.
 
+    Args:
+        wiring: the parts of this process.
+        spec: what to run.
+        idempotency_key: names the job once and for all.
+        logical_date: the day that the job is about; by default today in the configured time zone.
+        nightly: the nightly job of which this is one night.
+
     Raises:
+        ConfigurationError: the configured time zone is none.
         StorageError: the database refused.
     """
+    day = logical_date or local_date(utc_now(), wiring.settings.nightly.timezone)
     return jobs.create_job(
         wiring.database,
-        name=spec.name,
+        name=dated(spec, day).name,
         model=spec.model,
         spec=spec.model_dump(mode="json"),
         completion_window_s=spec.completion_window_hours * 3600.0,
         idempotency_key=idempotency_key,
+        logical_date=day,
+        nightly=nightly,
     )
 
 
@@ -165,7 +187,7 @@ def run_stages(
     started_s = time.monotonic()
     job = get_job(wiring.database, job_id)
     if not job.status.is_end:
-        spec = parse_job(job.spec, origin=f"Job {job_id}")
+        spec = dated(parse_job(job.spec, origin=f"Job {job_id}"), job.logical_date)
         run = take_job(
             wiring.database,
             job_id,
@@ -189,6 +211,8 @@ def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
             _run_stage("infer", f"runs {context.spec.model}", infer_job, context, run_stage)
     end = _settle(context)
     _run_stage("export", "writes output objects", export_job, context, run_stage)
+    if context.spec.write_back is not None:
+        _run_stage("write back", "upserts results into your table", write_back_job, context, run_stage)
     set_job_status(database, job_id, end, run=context.run)
     _run_stage("report", "reconciles the counts", report_job, context, run_stage)
 
@@ -215,6 +239,7 @@ def _ingest(context: JobContext, run_stage: StageRunner) -> None:
     try:
         check_engine(context.wiring, context.spec)
         if job.ingested_at is None:
+            check_table_to_write(context.wiring, context.spec, context.progress.note)
             _run_stage("ingest", "reads and checks the sources", ingest_job, context, run_stage)
     except (ConfigurationError, SourceError) as error:
         # A job that has been read may have answers: it waits for a right configuration.
@@ -279,4 +304,5 @@ def _outcome(wiring: Wiring, job_id: str, duration_s: float) -> JobOutcome:
         error_uris=() if job.error_uri is None else (job.error_uri,),
         table_uris=() if job.table_uri is None else (job.table_uri,),
         duration_s=duration_s,
+        write_back_error=None if job.write_back is None else job.write_back["error"],
     )

@@ -65,7 +65,7 @@ class NightlySettings(_Group):
 
     job: Path | None = Field(None, description="job file (YAML) that runs every night")
     cron: str = Field("0 2 * * *", description="when, in `timezone`")
-    timezone: str = Field("UTC", description="time zone of `cron`")
+    timezone: str = Field("UTC", description="time zone of `cron` and of logical dates")
 
 
 class Settings(BaseSettings):
@@ -81,6 +81,10 @@ class Settings(BaseSettings):
     nightly: NightlySettings = NightlySettings()
     sources: dict[str, SecretStr] = Field(
         default_factory=dict, description="Postgres URLs that SQL sources may name, as BLEND_SOURCES__NAME"
+    )
+    targets: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Postgres URLs that `write_back` may name, as BLEND_TARGETS__NAME",
     )
     prefect_api_url: str | None = Field(
         None, validation_alias="PREFECT_API_URL", description="Prefect server; empty uses the embedded one"

@@ -111,6 +111,13 @@ class Wiring:
             urls[name.lower()] = urls[name.upper()] = url.get_secret_value()
         return urls
 
+    def target_urls(self) -> dict[str, str]:
+        """Postgres URLs by the names that `write_back` uses, in lower and in upper case."""
+        urls = {}
+        for name, url in self.settings.targets.items():
+            urls[name.lower()] = urls[name.upper()] = url.get_secret_value()
+        return urls
+
     def model_spec(self, model: str) -> ModelSpec:
         """Sizes of a model in the element type that the engine will serve it in.
 

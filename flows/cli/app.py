@@ -7,7 +7,20 @@ from typing import Annotated
 import typer
 
 from blend_core.errors import BlendError, ConfigurationError
-from flows.cli import bench, check, database, demo, inspect, models, profile, run, stack, status, upload
+from flows.cli import (
+    bench,
+    check,
+    database,
+    demo,
+    inspect,
+    models,
+    nights,
+    profile,
+    run,
+    stack,
+    status,
+    upload,
+)
 from flows.cli.output import print_json, print_line, tell
 
 EXIT_FAILED = 1
@@ -58,7 +71,7 @@ def blend(
     """
 
 
-for group in (demo, stack, upload, run, check, status, inspect, profile, bench, database, models):
+for group in (demo, stack, upload, run, check, status, inspect, nights, profile, bench, database, models):
     group.register(app)
 
 

@@ -12,7 +12,8 @@ from flows.dry_run.lines import checked_items
 from flows.dry_run.model import find_model
 from flows.dry_run.requests import read_requests
 from flows.ingest.parse import ParseOptions
-from flows.job_spec import JobOptions, Policy, load_job_file
+from flows.job_parts import JobOptions, Policy
+from flows.job_spec import load_job_file
 from flows.settings import Settings
 
 DEFAULT_MODEL = "smollm2-135m"

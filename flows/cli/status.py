@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flows.settings import Settings
+    from storage.database import Database
     from storage.jobs import Job
     from storage.results import Counts
 
@@ -50,9 +51,11 @@ def _status_of_all(*, json: bool) -> None:
     stack = local_stack(settings)
     services, state = stack.status(), stack.state()
     jobs: list[Job] | None = None
+    nights: list[dict[str, Any]] = []
     try:
         with connected(settings) as wiring:
             jobs = list_jobs(wiring.database, limit=NUM_RECENT_JOBS)
+            nights = _troubled_nights(wiring.database)
     except BlendError as error:
         reason = str(error)
     if json:
@@ -71,6 +74,7 @@ def _status_of_all(*, json: bool) -> None:
                     for entry in services
                 ],
                 "jobs": None if jobs is None else [_job_json(job) for job in jobs],
+                "troubled_nights": nights,
             }
         )
         return
@@ -87,11 +91,12 @@ def _status_of_all(*, json: bool) -> None:
         print_line("No job yet; try `blend demo`.")
     else:
         print_table(
-            ("job", "name", "status", "created", "done", "errored", "total"),
+            ("job", "name", "day", "status", "created", "done", "errored", "total"),
             [
                 (
                     job.job_id,
                     job.name,
+                    job.logical_date,
                     job.status,
                     f"{job.created_at:%Y-%m-%d %H:%M:%S}",
                     job.num_succeeded,
@@ -101,6 +106,31 @@ def _status_of_all(*, json: bool) -> None:
                 for job in jobs
             ],
         )
+    for night in nights:
+        print_line(night["message"])
+
+
+def _troubled_nights(database: "Database") -> list[dict[str, Any]]:
+    """Missed and stuck nights of every nightly job, the newest of each."""
+    from storage.nights import list_nightlies
+
+    nightlies = list_nightlies(database)
+    if not nightlies:
+        return []
+    from flows.dates import utc_now
+    from flows.nights import troubled_nights
+
+    return [
+        {
+            "name": nightly.name,
+            "logical_date": night.logical_date.isoformat(),
+            "state": night.state.value,
+            "job_id": night.job_id,
+            "message": night.sentence(nightly.name),
+        }
+        for nightly in nightlies
+        for night in troubled_nights(database, nightly, utc_now())[-NUM_RECENT_JOBS:]
+    ]
 
 
 def _status_of_one(job_id: str, *, json: bool) -> None:
@@ -129,7 +159,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         )
         return
     done = tally.total - tally.pending
-    print_line(f"Job {job.job_id} ({job.name}): {job.status}, model {job.model}")
+    print_line(f"Job {job.job_id} ({job.name}): {job.status}, model {job.model}, day {job.logical_date}")
     print_line(
         f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "
         f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"
@@ -142,6 +172,10 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         print_line(f"Its engine died {len(deaths)} times, last at {last.died_at:%H:%M:%S}: {last.reason}")
     if job.error_message:
         print_line(job.error_message)
+    if job.write_back is not None:
+        print_line(f"{job.write_back['num_written']:,} rows written back")
+        if job.write_back["error"] is not None:
+            print_line(f"{job.write_back['error']} `blend write-back {job.job_id}` does it again.")
     if run_error:
         print_line(f"Its latest run failed: {run_error}")
         print_line(f"Continue it with: blend run --job-id {job.job_id}")
@@ -161,6 +195,8 @@ def _job_json(job: "Job") -> dict[str, Any]:
         "name": job.name,
         "status": job.status,
         "model": job.model,
+        "logical_date": job.logical_date.isoformat(),
+        "nightly": job.nightly,
         "created_at": job.created_at.isoformat(),
         "finished_at": None if job.finished_at is None else job.finished_at.isoformat(),
         "total": job.num_total,
@@ -172,6 +208,7 @@ def _job_json(job: "Job") -> dict[str, Any]:
         "output_uri": job.output_uri,
         "error_uri": job.error_uri,
         "table_uri": job.table_uri,
+        "write_back": job.write_back,
     }
 
 

@@ -5,24 +5,31 @@ from dataclasses import dataclass
 
 from blend_core.errors import StorageError
 from blend_core.request import RequestArrays
+from flows.dates import local_date, utc_now
 from flows.dry_run.lines import CheckedLine, checked_items
+from flows.ingest.only_new import OnlyNew
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
-from flows.job_spec import BatchJobSpec, parse_job
+from flows.job_spec import BatchJobSpec, dated, parse_job
 from flows.wiring import Wiring
 from storage.jobs import get_job
+from storage.readings import Readings
 from storage.request_shards import RequestShards
 from storage.results import output_lengths
 
 
 def job_file_lines(wiring: Wiring, spec: BatchJobSpec, options: ParseOptions) -> Iterator[CheckedLine]:
-    """Every line and row of a job's sources, as the job would read them.
+    """Every line and row of a job's sources, as the job would read them today.
 
     Raises:
         ConfigurationError: a template is not valid, or a connection has no URL.
         SourceError: a source cannot be read as given.
     """
-    return checked_items(read_sources(spec, wiring.objects, wiring.source_urls(), options))
+    only_new = None
+    if spec.reads_only_new:
+        only_new = OnlyNew(spec, Readings(wiring.database, spec.name))
+    job = dated(spec, local_date(utc_now(), wiring.settings.nightly.timezone))
+    return checked_items(read_sources(job, wiring.objects, wiring.source_urls(), options, only_new=only_new))
 
 
 @dataclass(frozen=True, slots=True)

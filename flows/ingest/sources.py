@@ -2,13 +2,16 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from blend_core.errors import ConfigurationError, SourceError
 from flows.ingest.draft import SourceItem
 from flows.ingest.items import read_content, read_rows
+from flows.ingest.only_new import OnlyNew, source_identities
 from flows.ingest.parse import ParseOptions
 from flows.ingest.template import RowTemplate, TemplateOptions
-from flows.job_spec import BatchJobSpec, RowSource, SqlSource
+from flows.job_parts import RowSource, SqlSource
+from flows.job_spec import BatchJobSpec
 from storage.job_sources import JobSource
 from storage.objects import ObjectEntry, ObjectStore
 from storage.sql_source import stream_rows
@@ -27,7 +30,10 @@ class Sources:
     A batch is read when it is asked for.
     """
 
-    __slots__ = ("_first_index", "_on_source_read", "_options", "_queries", "_store", "_tables", "listed")
+    __slots__ = (
+        "_first_index", "_identities", "_on_source_read", "_only_new", "_options", "_queries", "_store",
+        "_tables", "listed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -36,12 +42,16 @@ class Sources:
         tables: Mapping[str, RowTemplate],
         queries: Mapping[str, tuple[SqlSource, str, RowTemplate]],
         options: ParseOptions,
+        only_new: OnlyNew | None,
     ) -> None:
         """Reads nothing yet; `tables` and `queries` are those of the parts that the list names."""
         self.listed = listed
+        self._only_new = only_new
         self._store = store
         self._tables = tables
         self._queries = queries
+        identities = source_identities([query for query, _, _ in queries.values()])
+        self._identities = dict(zip(queries, identities, strict=True))
         self._options = options
         self._first_index = 0
         self._on_source_read: OnSourceRead | None = None
@@ -65,11 +75,17 @@ class Sources:
 
     def _batches(self, source: JobSource) -> Iterator[list[SourceItem]]:
         if source.part in self._queries:
-            query, url, template = self._queries[source.part]
-            return read_rows(source.uri, stream_rows(url, query.query), template)
+            return read_rows(source.uri, self._rows(source), self._queries[source.part][2])
         entry = ObjectEntry(source.uri, source.size_bytes or 0, source.etag or "")
         content = self._store.open_source(entry, max_line_bytes=self._options.max_line_bytes)
-        return read_content(source.uri, content, self._options, self._tables.get(source.part))
+        batches = read_content(source.uri, content, self._options, self._tables.get(source.part))
+        return batches if self._only_new is None else self._only_new.new_items(entry, batches)
+
+    def _rows(self, source: JobSource) -> Iterator[Mapping[str, Any]]:
+        query, url, _ = self._queries[source.part]
+        if self._only_new is None or query.watermark_column is None:
+            return stream_rows(url, query.query)
+        return self._only_new.new_rows(source.uri, query, self._identities[source.part], url)
 
 
 def read_sources(
@@ -78,6 +94,7 @@ def read_sources(
     source_urls: Mapping[str, str],
     options: ParseOptions,
     listed: Sequence[JobSource] = (),
+    only_new: OnlyNew | None = None,
 ) -> Sources:
     """Opens the job's sources. Templates, connections and addresses are checked at once.
 
@@ -87,6 +104,7 @@ def read_sources(
         source_urls: Postgres URLs by the names that SQL sources use.
         options: of parsing.
         listed: what an earlier ingest of the job listed; these versions of these objects are read.
+        only_new: leaves out what earlier jobs of the name have read; None reads everything.
 
     Raises:
         ConfigurationError: a template is not valid, or a connection has no URL.
@@ -94,7 +112,10 @@ def read_sources(
     """
     queries = {f"sql:{number}": one for number, one in enumerate(open_queries(job, source_urls, options), 1)}
     tables = {f"parquet:{number}": one for number, one in enumerate(open_tables(job, options), 1)}
-    return Sources(listed or list_sources(job, store), store, tables, queries, options)
+    listed = listed or list_sources(job, store)
+    if only_new is not None:
+        listed = only_new.new_sources(listed)
+    return Sources(listed, store, tables, queries, options, only_new)
 
 
 def list_sources(job: BatchJobSpec, store: ObjectStore) -> list[JobSource]:

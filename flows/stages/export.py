@@ -1,6 +1,6 @@
 """The export stage: output and error objects of a job whose requests all have a result."""
 
-from flows.job_spec import OutputFormat
+from flows.job_parts import OutputFormat
 from flows.stages.context import JobContext
 from storage.exporting import export_job as export_objects
 

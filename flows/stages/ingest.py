@@ -1,13 +1,18 @@
 """The ingest stage: the sources of a job become request shards and rows, bad lines error rows."""
 
+from functools import partial
+
 from blend_core.tokenizing import Tokenizer
 from flows.ingest.checkpoints import Checkpoints, kept_part
 from flows.ingest.ingest import IngestCounts, ingest
+from flows.ingest.only_new import OnlyNew
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
-from flows.job_spec import DuplicateRule
+from flows.job_parts import DuplicateRule
 from flows.stages.context import JobContext
 from storage.job_sources import iter_used_ids, load_job_sources, save_job_sources
+from storage.jobs import get_job
+from storage.readings import Readings
 from storage.request_shards import RequestShardWriter
 from storage.requests import RequestWriter
 
@@ -43,12 +48,19 @@ def ingest_job(context: JobContext) -> str:
         default_max_tokens=spec.options.default_max_tokens,
     )
     database, job_id = wiring.database, context.job_id
-    listed = load_job_sources(database, job_id)
-    sources = read_sources(spec, wiring.objects, wiring.source_urls(), options, listed)
+    only_new = on_complete = None
+    if spec.reads_only_new:
+        # Readings are kept under the name as it was submitted, without a day in it.
+        submitted_name = str(get_job(database, job_id).spec["name"])
+        only_new = OnlyNew(spec, Readings(database, submitted_name))
+        on_complete = partial(only_new.record, job_id=job_id)
+    # Which objects are new is asked anew: another job may have read some of an earlier list meanwhile.
+    listed = [] if spec.s3_only_new else load_job_sources(database, job_id)
+    sources = read_sources(spec, wiring.objects, wiring.source_urls(), options, listed, only_new)
     if not listed:
         save_job_sources(database, job_id, context.run, sources.listed)
     kept = kept_part(sources.listed)
-    rows = RequestWriter(database, job_id, context.run, num_kept=kept.num_items)
+    rows = RequestWriter(database, job_id, context.run, num_kept=kept.num_items, on_complete=on_complete)
     shards = RequestShardWriter(wiring.objects, job_id, num_kept=kept.num_items)
     sources.start_at(kept.num_sources, Checkpoints(rows, shards).source_read)
     try:

@@ -25,7 +25,8 @@ from prefect.states import Cancelling
 
 from blend_core.errors import ConfigurationError
 from flows.deployments import submit_job
-from flows.job_spec import BatchJobSpec, SqlSource
+from flows.job_parts import SqlSource
+from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 from storage.jobs import JobStatus, get_job, list_jobs
 from storage.results import counts

@@ -14,7 +14,8 @@ from flows.ingest.draft import SourceItem
 from flows.ingest.ingest import IngestCounts, ingest
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
-from flows.job_spec import BatchJobSpec, SqlSource
+from flows.job_parts import SqlSource
+from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import create_job, get_job
 from storage.objects import ObjectStore

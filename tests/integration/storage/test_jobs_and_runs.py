@@ -6,6 +6,7 @@ import sqlalchemy as sa
 
 from blend_core.errors import ConfigurationError, StaleRunError, StorageError
 from storage.database import Database
+from storage.job_outputs import set_job_outputs
 from storage.jobs import (
     JobStatus,
     close_pending,

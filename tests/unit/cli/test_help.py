@@ -27,9 +27,10 @@ def test_every_promised_command_is_there() -> None:
     promised = (
         "demo up down upload submit run plan validate status results cancel report profile "
         "bench-ablation bench-engine bench-grid bench-ingest bench-paper bench-plan bench-policy bench-ranks "
-        "bench-record bench-simulate bench-traces db-upgrade db-url model-add model-list"
+        "bench-record bench-simulate bench-traces db-upgrade db-url model-add model-list "
+        "backfill watermark-show watermark-reset write-back"
     )
-    assert set(COMMANDS) == {f"blend {name.replace('-', ' ')}" for name in promised.split()}
+    assert {name.replace(" ", "-") for name in COMMANDS} == {f"blend-{name}" for name in promised.split()}
 
 
 @pytest.mark.parametrize("path", COMMANDS)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from blend_core.errors import ConfigurationError
-from flows.cli.run import _given, _job
-from flows.job_spec import Policy, load_job_file
+from flows.cli.job_options import given_fields, job_of
+from flows.job_parts import Policy
+from flows.job_spec import load_job_file
 
 
 def given(**options: object) -> dict[str, object]:
@@ -16,11 +17,11 @@ def given(**options: object) -> dict[str, object]:
         "s3", "parquet", "sql", "prompt", "system", "id_column", "connection", "model", "policy",
         "max_tokens", "name",
     )  # fmt: skip
-    return _given(*(options.get(name) for name in names))  # type: ignore[arg-type]
+    return given_fields(*(options.get(name) for name in names))  # type: ignore[arg-type]
 
 
 def test_options_alone_make_a_job() -> None:
-    spec = _job(None, given(s3=["s3://b/k"], policy="dfs", max_tokens=7, name="n"))
+    spec = job_of(None, given(s3=["s3://b/k"], policy="dfs", max_tokens=7, name="n"))
     assert spec.s3 == ["s3://b/k"]
     assert spec.options.policy is Policy.DFS
     assert spec.options.default_max_tokens == 7
@@ -30,14 +31,14 @@ def test_options_alone_make_a_job() -> None:
 def test_a_query_file_with_its_template_is_a_source(tmp_path: Path) -> None:
     query = tmp_path / "q.sql"
     query.write_text("SELECT id, body FROM t")
-    spec = _job(None, given(sql=query, prompt="Say {{ body }}", connection="shop"))
+    spec = job_of(None, given(sql=query, prompt="Say {{ body }}", connection="shop"))
     assert spec.sql[0].query == "SELECT id, body FROM t"
     assert spec.sql[0].connection == "shop"
     assert spec.sql[0].system is None
 
 
 def test_a_table_with_its_template_is_a_source() -> None:
-    spec = _job(None, given(parquet="s3://b/t/", prompt="Say {{ body }}", id_column="ticket"))
+    spec = job_of(None, given(parquet="s3://b/t/", prompt="Say {{ body }}", id_column="ticket"))
     assert (spec.parquet[0].uri, spec.parquet[0].prompt) == ("s3://b/t/", "Say {{ body }}")
     assert spec.parquet[0].id_column == "ticket"
     with pytest.raises(ConfigurationError, match="need --prompt"):
@@ -51,13 +52,13 @@ def test_a_request_file_given_as_job_is_told_by_its_content(tmp_path: Path, begi
     path = tmp_path / "tonight"
     path.write_bytes(begin + bytes(100))
     with pytest.raises(ConfigurationError, match="looks like a request file"):
-        _job(path, {})
+        job_of(path, {})
 
 
 def test_options_go_over_the_job_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("model: m\ns3: [s3://b/k]\noptions: {policy: fcfs, seed: 3}\n")
-    spec = _job(file, given(policy="dual_scan"))
+    spec = job_of(file, given(policy="dual_scan"))
     assert spec.model == "m"
     assert spec.options.policy is Policy.DUAL_SCAN
     assert spec.options.seed == 3
@@ -65,8 +66,8 @@ def test_options_go_over_the_job_file(tmp_path: Path) -> None:
 
 def test_a_bucket_without_a_slash_is_no_address() -> None:
     with pytest.raises(ConfigurationError, match="s3://bucket/ for all of a bucket"):
-        _job(None, given(s3=["s3://requests"]))
-    assert _job(None, given(s3=["s3://requests/"])).s3 == ["s3://requests/"]
+        job_of(None, given(s3=["s3://requests"]))
+    assert job_of(None, given(s3=["s3://requests/"])).s3 == ["s3://requests/"]
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -89,7 +90,7 @@ def test_a_file_that_is_no_job_is_refused_at_once(tmp_path: Path, text: str, rea
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"options\.policy"):
-        _job(None, given(s3=["s3://b/k"], policy="best"))
+        job_of(None, given(s3=["s3://b/k"], policy="best"))
 
 
 @pytest.mark.parametrize(("field", "text"), [
@@ -104,14 +105,14 @@ def test_a_number_out_of_range_is_refused_by_its_field(tmp_path: Path, field: st
     file = tmp_path / "job.yaml"
     file.write_text(f"s3: [s3://b/k]\n{text}\n")
     with pytest.raises(ConfigurationError, match=rf": {re.escape(field)}: must be"):
-        _job(file, {})
+        job_of(file, {})
 
 
 def test_every_fault_of_a_job_file_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("modle: m\ns3: s3://b/k\nsql: [{query: SELECT 1}]\nname: 7\noptions: {seed: -1}\n")
     with pytest.raises(ConfigurationError) as caught:
-        _job(file, {})
+        job_of(file, {})
     assert str(caught.value).removeprefix(f"{file}: ").split("; ") == [
         "name: must be a text",
         "s3: must be a list (`[…]`, or lines that begin with `-`)",
@@ -127,11 +128,11 @@ def test_a_file_without_fields_is_no_job(tmp_path: Path, text: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match="must be fields and their values"):
-        _job(file, {})
+        job_of(file, {})
 
 
 def test_a_local_path_in_a_job_file_is_told_to_be_uploaded(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("s3: [in.jsonl]\n")
     with pytest.raises(ConfigurationError, match="`blend upload`"):
-        _job(file, {})
+        job_of(file, {})

@@ -34,6 +34,7 @@ def test_a_nightly_job_runs_at_its_time_in_its_time_zone(tmp_path: Path) -> None
     assert (schedule.schedule.cron, schedule.schedule.timezone) == ("30 1 * * *", "Europe/Berlin")
     assert nightly.parameters["job"]["s3"] == ["s3://bucket/tickets/"]
     assert "`30 1 * * *` in the time zone Europe/Berlin" in (nightly.description or "")
+    assert nightly.parameters["schedule"] == {"cron": "30 1 * * *", "timezone": "Europe/Berlin"}
 
 
 @pytest.mark.parametrize(("cron", "timezone"), [("at two", "UTC"), ("0 2 * * *", "Middle/Earth")])
@@ -42,6 +43,18 @@ def test_a_schedule_that_is_none_is_refused_by_name(tmp_path: Path, cron: str, t
 
     with pytest.raises(ConfigurationError, match="BLEND_NIGHTLY__CRON"):
         build_deployments(settings)
+
+
+def test_a_schedule_of_several_times_a_day_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="more than once a day"):
+        build_deployments(NightlySettings(job=write_job(tmp_path), cron="0 1,2 * * *"))
+
+
+def test_a_nightly_job_needs_a_name_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "night.yaml"
+    path.write_text('{"s3": ["s3://bucket/tickets/"]}')
+    with pytest.raises(ConfigurationError, match="known by the job's `name`"):
+        build_deployments(NightlySettings(job=path))
 
 
 def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
@@ -54,7 +67,7 @@ def test_the_form_of_the_ad_hoc_deployment_has_the_fields_of_a_job() -> None:
 
     schema = ad_hoc._parameter_openapi_schema
     assert schema.required == ["job"]
-    assert set(schema.properties) == {"job", "job_id"}
+    assert set(schema.properties) == {"job", "job_id", "logical_date", "schedule"}
     assert {"model", "s3", "sql", "options", "completion_window_hours"} <= set(
         schema.definitions["BatchJobSpec"]["properties"]
     )

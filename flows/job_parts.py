@@ -1,0 +1,204 @@
+"""The parts of a job: sources of rows, the table that takes results, options.
+
+`from __future__ import annotations` must stay out of here: Prefect could not build a deployed flow's form.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from flows.dates import check_placeholders, check_query_placeholders
+
+
+def _object_uri(uri: str) -> str:
+    bucket, slash, _ = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://") or not bucket or not slash:
+        raise PydanticCustomError(
+            "s3_address",
+            "'{uri}' is not an S3 address; write s3://bucket/key, s3://bucket/folder/, or "
+            "s3://bucket/ for all of a bucket (`blend upload` puts a local file there)",
+            {"uri": uri},
+        )
+    return check_placeholders(uri)
+
+
+# The pattern is for the form alone, which knows no other way to refuse an address at once.
+ObjectUri = Annotated[str, AfterValidator(_object_uri), Field(json_schema_extra={"pattern": "^s3://[^/]+/"})]
+
+
+class Policy(StrEnum):
+    """Order and admission of requests."""
+
+    DENSITY_MATCHED = "density_matched"
+    DUAL_SCAN = "dual_scan"
+    DFS = "dfs"
+    FCFS = "fcfs"
+    RANDOM = "random"
+
+
+class DuplicateRule(StrEnum):
+    """What a repeated `custom_id` does."""
+
+    ROW = "row"
+    JOB = "job"
+
+
+class CatchUp(StrEnum):
+    """What the next night does about missed ones."""
+
+    ALL = "all"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class ResultField(StrEnum):
+    """What a column of the user's can take of a result."""
+
+    TEXT = "text"
+    STATUS = "status"
+    ERROR = "error"
+    MODEL = "model"
+    JOB_ID = "job_id"
+    FINISHED_AT = "finished_at"
+
+
+class OutputFormat(StrEnum):
+    """What a job's answers and errors are exported as."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+class JobPart(BaseModel):
+    """Fields of which none may be unknown."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RowSource(JobPart):
+    """Rows of which each is filled into a prompt template."""
+
+    prompt: str = Field(
+        description="Jinja template of the user's message over the row's columns: `Summarise: {{ body }}`",
+        min_length=1,
+    )
+    system: str | None = Field(None, description="Jinja template of the system message")
+    id_column: str | None = Field(
+        "id", title="Id column", description="column that becomes `custom_id`; empty for none"
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None,
+        title="Longest answer",
+        description="longest answer in tokens, 1 or more; the job's default if not given",
+    )
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
+
+
+class SqlSource(RowSource):
+    """Rows of a read-only query, each filled into a prompt template."""
+
+    query: str = Field(description="one SELECT; it runs in a read-only transaction", min_length=1)
+    connection: str = Field(
+        "platform",
+        description="`platform` (read by the login `blend_reader`), "
+        "or NAME of a BLEND_SOURCES__NAME variable that holds the URL",
+    )
+    watermark_column: str | None = Field(
+        None,
+        title="Watermark column",
+        description="read only rows that are new by this column (a time or a growing number), "
+        "remembered under the job's name",
+        min_length=1,
+    )
+
+    @field_validator("query")
+    @classmethod
+    def _query_placeholders(cls, value: str) -> str:
+        return check_query_placeholders(value)
+
+    @model_validator(mode="after")
+    def _new_rows_have_ids(self) -> "SqlSource":
+        if self.watermark_column is not None and not self.id_column:
+            raise PydanticCustomError(
+                "no_ids",
+                "`watermark_column` needs an `id_column`: rows of equal watermarks are told apart by it",
+            )
+        return self
+
+
+class ParquetSource(RowSource):
+    """Rows of Parquet objects, each filled into a prompt template."""
+
+    uri: ObjectUri = Field(
+        title="S3 address",
+        description="Parquet objects, addressed as under `s3`; names that begin with `_` or `.` are left out "
+        "of a folder or pattern",
+    )
+
+
+class WriteBack(JobPart):
+    """Results upserted into a table of the user's, after the export."""
+
+    connection: str = Field(description="NAME of a BLEND_TARGETS__NAME variable that holds the Postgres URL")
+    table: str = Field(description="`table` or `schema.table`; it must be there", min_length=1)
+    key_column: str = Field(description="unique column that takes `custom_id`", min_length=1)
+    columns: dict[ResultField, Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=lambda: {field: field.value for field in ResultField},
+        description="which column takes what: `text`, `status`, `error`, `model`, `job_id`, `finished_at`; "
+        "all six under their own names where left out. With neither `status` nor `error` only answers are "
+        "written",
+        min_length=1,
+    )
+
+    @field_validator("table")
+    @classmethod
+    def _table_placeholders(cls, value: str) -> str:
+        return check_placeholders(value)
+
+    @model_validator(mode="after")
+    def _each_column_once(self) -> "WriteBack":
+        named = [self.key_column, *self.columns.values()]
+        twice = [name for name in named if named.count(name) > 1]
+        if twice:
+            raise PydanticCustomError(
+                "column_twice",
+                "the column '{column}' is named twice; each column takes one thing",
+                {"column": twice[0]},
+            )
+        return self
+
+
+class JobOptions(JobPart):
+    """Choices with a sound default."""
+
+    policy: Policy = Field(
+        Policy.DENSITY_MATCHED,
+        description="order and admission of requests: `density_matched` runs compute-intensive beside "
+        "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
+        "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
+    )
+    default_max_tokens: Annotated[int, Field(ge=1)] = Field(
+        256,
+        title="Longest answer",
+        description="longest answer in tokens, 1 or more, of a request that does not say `max_tokens`",
+    )
+    on_duplicate: DuplicateRule = Field(
+        DuplicateRule.ROW,
+        title="Repeated custom_id",
+        description="a repeated `custom_id` fails its `row` or the whole `job`",
+    )
+    strict_model: bool = Field(
+        False,
+        title="Strict model",
+        description="a request that asks for another model becomes an error row",
+    )
+    request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None,
+        description="seconds from its first step in which a request must end, else it is an error row "
+        "`timed_out`; empty for no limit",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        0, description="seed of sampling and of the choice of length samples, 0 or more"
+    )

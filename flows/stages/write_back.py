@@ -1,0 +1,21 @@
+"""The write-back stage: results into a table of the user's, after every other output is there."""
+
+from flows.stages.context import JobContext
+from flows.write_back import write_back_results
+
+
+def write_back_job(context: JobContext) -> str:
+    """Upserts the results; returns the outcome in one line. A table that refuses is told, and never an error.
+
+    Raises:
+        StorageError: the outcome cannot be recorded in the platform's own tables.
+    """
+    outcome = write_back_results(context.wiring, context.spec, context.job_id, context.run)
+    asked = context.spec.write_back
+    assert asked is not None
+    if outcome["error"] is not None:
+        context.progress.note(
+            f"Written back {outcome['num_written']:,} rows, then: {outcome['error']} "
+            f"`blend write-back {context.job_id}` does it again."
+        )
+    return f"{outcome['num_written']:,} rows into {asked.table}, {outcome['num_refused']:,} refused"

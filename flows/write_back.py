@@ -1,0 +1,74 @@
+"""Results of a job written back into a table of the user's."""
+
+from typing import Any
+
+from blend_core.errors import BlendError, ConfigurationError
+from flows.job_spec import BatchJobSpec
+from flows.wiring import Wiring
+from storage.job_outputs import set_job_write_back
+from storage.jobs import get_job
+from storage.ownership import Run
+from storage.results import iter_results
+from storage.write_back import WriteBackTarget, check_target, write_results
+
+
+def write_back_target(wiring: Wiring, spec: BatchJobSpec) -> WriteBackTarget | None:
+    """Where a job's results go, None where it does not ask. Connects to nothing.
+
+    Raises:
+        ConfigurationError: the connection has no URL.
+    """
+    asked = spec.write_back
+    if asked is None:
+        return None
+    url = wiring.target_urls().get(asked.connection)
+    if url is None:
+        raise ConfigurationError(
+            f"There is no connection {asked.connection!r} to write back to; set "
+            f"BLEND_TARGETS__{asked.connection.upper()} to its URL where the job runs (a submitted job: in "
+            "the environment of `blend up`, then run that again)."
+        )
+    columns = {field.value: column for field, column in asked.columns.items()}
+    return WriteBackTarget(url, asked.table, asked.key_column, columns)
+
+
+def check_write_back(wiring: Wiring, spec: BatchJobSpec) -> None:
+    """Checks table, columns and rights before anything runs.
+
+    Raises:
+        ConfigurationError: something is missing; names it.
+        StorageUnavailableError: the user's server did not answer.
+    """
+    target = write_back_target(wiring, spec)
+    if target is not None:
+        check_target(target)
+
+
+def write_back_results(
+    wiring: Wiring, spec: BatchJobSpec, job_id: str, run: Run | None = None
+) -> dict[str, Any]:
+    """Upserts a job's results, and records and returns what came of it.
+
+    A table that cannot be written never fails the job: `error` says why, and `blend write-back` does it
+    again. `run` is the run that writes, None for a job that has ended.
+
+    Raises:
+        StaleRunError: the run no longer owns the job.
+        StorageError: the outcome cannot be recorded.
+    """
+    outcome: dict[str, Any] = {"num_written": 0, "num_refused": 0, "num_without_key": 0, "error": None}
+    try:
+        target = write_back_target(wiring, spec)
+        assert target is not None, "the job asks for it"
+        results = iter_results(wiring.database, job_id, objects=wiring.objects)
+        counts = write_results(target, job_id, get_job(wiring.database, job_id).model, results)
+        outcome = {
+            "num_written": counts.num_written,
+            "num_refused": counts.num_refused,
+            "num_without_key": counts.num_without_key,
+            "error": counts.refused,
+        }
+    except BlendError as error:
+        outcome["error"] = str(error)
+    set_job_write_back(wiring.database, job_id, outcome, run)
+    return outcome

@@ -1,0 +1,205 @@
+"""Nights of a nightly job as Prefect starts them, and from the command line."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from flows.job_parts import CatchUp
+from flows.job_spec import BatchJobSpec
+from flows.nights import register
+from flows.wiring import Wiring
+from storage.jobs import Job, list_jobs
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
+
+NIGHT_SCRIPT = """
+import json, sys
+from datetime import datetime
+from prefect.client.orchestration import get_client
+from prefect.flow_engine import run_flow
+from prefect.states import Scheduled
+from flows.job_spec import BatchJobSpec
+from flows.run_batch import NightlySchedule, run_batch
+
+job = BatchJobSpec.model_validate_json(sys.argv[1])
+schedule = NightlySchedule(cron="30 2 * * *", timezone="Europe/Berlin")
+found = []
+for text in sys.argv[2:]:
+    with get_client(sync_client=True) as client:
+        flow_run = client.create_flow_run(
+            run_batch,
+            parameters={"job": job.model_dump(mode="json"), "schedule": schedule.model_dump()},
+            state=Scheduled(scheduled_time=datetime.fromisoformat(text)),
+        )
+    state = run_flow(
+        run_batch, flow_run, parameters={"job": job, "schedule": schedule}, return_type="state"
+    )
+    found.append([state.type.value, state.name, state.message])
+print(json.dumps(found))
+"""
+RUN_MAIN = "from flows.cli import main; main()"
+
+
+@pytest.fixture
+def run_nights(
+    environment: dict[str, str], prefect_api_url: str, tmp_path: Path
+) -> Callable[..., list[list[str]]]:
+    """Runs the flow as if Prefect had scheduled it at each of the times."""
+    variables = {
+        **os.environ,
+        **environment,
+        "PREFECT_API_URL": prefect_api_url,
+        "PREFECT_HOME": str(tmp_path / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+
+    def run(spec: BatchJobSpec, *times: datetime) -> list[list[str]]:
+        done = subprocess.run(
+            [sys.executable, "-c", NIGHT_SCRIPT, spec.model_dump_json(), *(at.isoformat() for at in times)],
+            env=variables,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        states: list[list[str]] = json.loads(done.stdout.strip().splitlines()[-1])
+        return states
+
+    return run
+
+
+@pytest.fixture
+def nightly_spec(wiring: Wiring, make_job: Any, request: pytest.FixtureRequest) -> BatchJobSpec:
+    """A job whose folder of each day has one request, named by the day."""
+    name = request.node.originalname
+    base: BatchJobSpec = make_job(num_rows=1, max_tokens=2)
+    query = base.sql[0].query.replace("SELECT id", "SELECT {logical_date:%Y-%m-%d} AS id")
+    return base.model_copy(update={"name": name, "sql": [base.sql[0].model_copy(update={"query": query})]})
+
+
+def jobs_of(wiring: Wiring, name: str) -> list[Job]:
+    return [job for job in list_jobs(wiring.database, limit=500) if job.name == name]
+
+
+def days_asked(wiring: Wiring, job_id: str) -> list[str]:
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        rows = connection.execute("SELECT custom_id FROM request WHERE job_id = %s", (job_id,)).fetchall()
+    return [row[0] for row in rows]
+
+
+@pytest.mark.prefect
+def test_a_night_in_which_the_clocks_change_is_run_once(
+    wiring: Wiring, run_nights: Callable[..., list[list[str]]], nightly_spec: BatchJobSpec
+) -> None:
+    # In spring 02:30 does not exist: Prefect starts at 03:30. In autumn it exists twice.
+    spring, autumn = date(2026, 3, 29), date(2026, 10, 25)
+    times = [
+        datetime(day.year, day.month, day.day, hour, 30, tzinfo=UTC)
+        for day in (spring, autumn)
+        for hour in (0, 1)
+    ]
+
+    states = run_nights(nightly_spec.model_copy(update={"catch_up": CatchUp.ALL}), *times)
+
+    assert [state[0] for state in states] == ["COMPLETED"] * 4, states
+    second, first = jobs_of(wiring, nightly_spec.name)
+    assert (first.logical_date, second.logical_date) == (spring, autumn)
+    for job, told in ((first, states[:2]), (second, states[2:])):
+        assert days_asked(wiring, job.job_id) == [str(job.logical_date)]
+        assert all(job.job_id in state[2] for state in told)
+
+
+@pytest.mark.prefect
+def test_a_night_catches_up_and_one_that_comes_too_late_is_skipped(
+    wiring: Wiring, run_nights: Callable[..., list[list[str]]], nightly_spec: BatchJobSpec
+) -> None:
+    spec = nightly_spec.model_copy(update={"catch_up": CatchUp.LATEST})
+    register(wiring, spec, "30 2 * * *", "Europe/Berlin")
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute(
+            "UPDATE nightly SET since = now() - interval '4 days' WHERE name = %s", (spec.name,)
+        )
+    now = datetime.now(tz=UTC)
+
+    late, own = run_nights(spec, now - timedelta(days=3), now)
+
+    assert late[:2] == ["COMPLETED", "Skipped"]
+    assert own[0] == "COMPLETED", own
+    jobs = jobs_of(wiring, spec.name)
+    assert len(jobs) == 2
+    assert all(job.status == "completed" and job.nightly == spec.name for job in jobs)
+    # The newest job is the night's own, and the one before it made up for the night before.
+    assert jobs[0].logical_date - jobs[1].logical_date == timedelta(days=1)
+
+
+@pytest.fixture
+def blend(environment: dict[str, str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs `blend ARGUMENTS --json` with Prefect down, and reads what it printed."""
+    variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+
+    def run(*arguments: str, status: int = 0, **more: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_MAIN, *arguments, "--json"],
+            env=variables | more,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == status, done.stderr
+        printed: dict[str, Any] = json.loads(done.stdout)
+        return printed
+
+    return run
+
+
+def test_a_range_is_filled_in_and_again_does_nothing(
+    wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "night.yaml").write_text(nightly_spec.model_dump_json())
+    command = ("backfill", "night.yaml", "--from", "2026-02-28", "--to", "2026-03-01")
+
+    nights = blend(*command)["nights"]
+
+    assert [night["logical_date"] for night in nights] == ["2026-02-28", "2026-03-01"]
+    for night in nights:
+        assert (night["status"], night["succeeded"], night["is_new"]) == ("completed", 1, True)
+        assert days_asked(wiring, night["job_id"]) == [night["logical_date"]]
+    assert blend(*command)["nights"] == [{**night, "is_new": False} for night in nights]
+
+
+def test_a_night_of_today_writes_back_by_its_day_and_a_missing_table_stops_it_before_it_starts(
+    wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
+) -> None:
+    write_back = {"connection": "shop", "table": "answer_{logical_date:%Y%m%d}", "key_column": "day"}
+    write_back["columns"] = {"text": "answer", "status": "state"}  # type: ignore[assignment]
+    content = nightly_spec.model_dump(mode="json") | {"write_back": write_back}
+    (tmp_path / "night.yaml").write_text(json.dumps(content))
+    command = ("run", "night.yaml", "--logical-date", "2026-11-28")
+    shop = {"BLEND_TARGETS__SHOP": wiring.endpoints.database_url}
+
+    assert "BLEND_TARGETS__SHOP" in blend(*command, status=2)["error"]["message"]
+    assert "no table answer_20261128" in blend(*command, status=2, **shop)["error"]["message"]
+    assert jobs_of(wiring, nightly_spec.name) == []
+
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute("CREATE TABLE answer_20261128 (day date PRIMARY KEY, answer text, state text)")
+    ran = blend(*command, **shop)
+    assert (ran["status"], ran["write_back_error"]) == ("completed", None)
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        ((day, answer, state),) = connection.execute("SELECT * FROM answer_20261128").fetchall()
+        assert (day, state) == (date(2026, 11, 28), "succeeded")
+        assert answer is not None
+        connection.execute("DROP TABLE answer_20261128")
+    assert "no table" in blend("write-back", ran["job_id"], status=2, **shop)["error"]["message"]
+    status = blend("status", ran["job_id"])
+    assert (status["logical_date"], status["write_back"]["num_written"]) == ("2026-11-28", 1)

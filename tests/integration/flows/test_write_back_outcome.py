@@ -1,0 +1,67 @@
+"""A table that cannot be written is told on the job, and fails nothing else."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from blend_core.errors import ConfigurationError
+from flows.job_spec import BatchJobSpec
+from flows.preflight import check_table_to_write
+from flows.running import create_job
+from flows.settings import Settings
+from flows.wiring import Endpoints, Wiring
+from flows.write_back import check_write_back, write_back_results
+from storage.database import Database
+from storage.jobs import get_job
+
+pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture
+def make_wiring(db: Database, tmp_path: Path) -> Iterator[Callable[[str], Wiring]]:
+    with ExitStack() as stack:
+
+        def make(target_url: str) -> Wiring:
+            settings = Settings(home=tmp_path, targets={"shop": SecretStr(target_url)})
+            wiring = Wiring.from_settings(settings, Endpoints(db.url))
+            stack.callback(wiring.close)
+            return wiring
+
+        yield make
+
+
+def spec(connection: str = "shop") -> BatchJobSpec:
+    write_back = {"connection": connection, "table": "nowhere", "key_column": "id"}
+    return BatchJobSpec.model_validate({"name": "n", "s3": ["s3://b/k"], "write_back": write_back})
+
+
+def test_a_server_that_is_away_is_a_note_on_the_job_and_before_the_night(
+    make_wiring: Callable[[str], Wiring], closed_port: int
+) -> None:
+    wiring = make_wiring(f"postgresql://me:secret@127.0.0.1:{closed_port}/x")
+    notes: list[str] = []
+    check_table_to_write(wiring, spec(), notes.append)
+    assert "did not answer" in notes[0]
+
+    job_id = create_job(wiring, spec())
+    outcome = write_back_results(wiring, spec(), job_id)
+
+    assert outcome["num_written"] == 0
+    assert "did not answer" in outcome["error"]
+    assert "secret" not in outcome["error"]
+    assert get_job(wiring.database, job_id).write_back == outcome
+
+
+def test_a_missing_table_and_an_unknown_connection_are_wrong_before_the_night(
+    make_wiring: Callable[[str], Wiring], db: Database
+) -> None:
+    wiring = make_wiring(db.url)
+    with pytest.raises(ConfigurationError, match="no table nowhere"):
+        check_table_to_write(wiring, spec(), lambda note: None)
+    with pytest.raises(ConfigurationError, match="BLEND_TARGETS__STORE"):
+        check_write_back(wiring, spec("store"))
+    job_id = create_job(wiring, spec())
+    assert "no table nowhere" in write_back_results(wiring, spec(), job_id)["error"]
