@@ -46,8 +46,6 @@ LENGTH_GRID_ENDS: Final[Floats] = np.append(LENGTH_GRID[1:], LENGTH_GRID[-1] * G
 """Right edges of the bins, `(num_bins,)` tokens."""
 
 _EDGES: Final[list[float]] = LENGTH_GRID.tolist()
-_WIDTHS: Final[Floats] = LENGTH_GRID_ENDS - LENGTH_GRID
-_MIDDLES: Final[Floats] = (LENGTH_GRID + LENGTH_GRID_ENDS) / 2.0
 
 
 def length_counts(num_output_tokens: npt.ArrayLike) -> Floats:
@@ -66,16 +64,18 @@ class LengthDistribution:
     Attributes:
         max_tokens: bound of the lengths.
         mean: `E[d]`, between 1 and the bound.
-        second_moment: `E[d^2]`, at least the squared mean.
+        second_moment: `E[d^2]`, between the squared mean and the squared bound.
         num_observed: answers counted so far, those of a prior included.
-        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`.
+        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`; 0 beyond the bound.
     """
 
     __slots__ = (
         "_beyond",
         "_beyond_sq",
         "_counts",
+        "_middles",
         "_vague",
+        "_widths",
         "max_tokens",
         "mean",
         "num_observed",
@@ -95,7 +95,10 @@ class LengthDistribution:
         if max_tokens > 1:
             reached -= np.log(np.maximum(LENGTH_GRID, 1.0)) / log(max_tokens)
         reached = np.clip(reached, 0.0, 1.0)
-        reached[max_tokens <= LENGTH_GRID] = 0.0
+        reached[max_tokens < LENGTH_GRID] = 0.0
+        ends = np.minimum(LENGTH_GRID_ENDS, max_tokens)
+        self._widths: Floats = np.maximum(ends - LENGTH_GRID, 0.0)
+        self._middles: Floats = (LENGTH_GRID + ends) / 2.0
         self._vague = VAGUE_WEIGHT * (reached - np.append(reached[1:], 0.0))
         self._counts: list[float] = (
             [0.0] * len(LENGTH_GRID) if prior_counts is None else prior_counts.tolist()
@@ -128,11 +131,13 @@ class LengthDistribution:
         at_risk = np.cumsum((ended + running)[::-1])[::-1] - running / 2.0
         hazard = np.divide(ended, at_risk, out=np.ones(len(ended)), where=at_risk > 0)
         reached = np.concatenate(([1.0], np.cumprod(1.0 - np.minimum(hazard, 1.0))))
-        reached[:-1][self.max_tokens <= LENGTH_GRID] = 0.0
+        reached[:-1][self.max_tokens < LENGTH_GRID] = 0.0
         self.survival = reached[:-1]
-        area = (reached[:-1] + reached[1:]) / 2.0 * _WIDTHS
+        # Within a bin answers end evenly, but in that of the bound most are those that were cut off there.
+        at_end = np.where(self.max_tokens < LENGTH_GRID_ENDS, reached[:-1], reached[1:])
+        area = (reached[:-1] + at_end) / 2.0 * self._widths
         self._beyond = np.cumsum(area[::-1])[::-1]
-        self._beyond_sq = np.cumsum((2.0 * _MIDDLES * area)[::-1])[::-1]
+        self._beyond_sq = np.cumsum((2.0 * self._middles * area)[::-1])[::-1]
         self.mean = min(max(1.0, float(self._beyond[0])), float(self.max_tokens))
         self.second_moment = max(float(self._beyond_sq[0]), self.mean * self.mean)
 
@@ -149,14 +154,16 @@ class LengthDistribution:
     def remaining(self, num_output_tokens: Floats) -> tuple[Floats, Floats]:
         """Returns first and second moment of what requests have still to go, given what they have now.
 
-        `E[d - g | d > g]` and `E[(d - g)^2 | d > g]`, both `(num_running,)`, at least 1.
+        `E[d - g | d > g]` and `E[(d - g)^2 | d > g]`, both `(num_running,)`, at least 1 and at most what the
+        bound leaves.
         """
+        at_most = np.maximum(1.0, self.max_tokens - num_output_tokens)
         now = np.maximum(self.survival_at(num_output_tokens), 1e-9)
         beyond = np.interp(num_output_tokens, LENGTH_GRID, self._beyond)
         beyond_sq = np.interp(num_output_tokens, LENGTH_GRID, self._beyond_sq)
-        mean = np.maximum(1.0, beyond / now)
+        mean = np.clip(beyond / now, 1.0, at_most)
         second_moment = (beyond_sq - 2.0 * num_output_tokens * beyond) / now
-        return mean, np.maximum(second_moment, mean * mean)
+        return mean, np.clip(second_moment, mean * mean, at_most * at_most)
 
 
 def learn_lengths(kinds: Sequence[tuple[LengthDistribution, Floats]]) -> None:
