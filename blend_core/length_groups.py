@@ -30,7 +30,9 @@ def group_requests(requests: PromptSet, tree: PrefixTree, is_hidden: npt.NDArray
     """Groups requests whose answers' lengths are likely to be alike.
 
     Those behind a common prefix that many share are one kind: it is their template. The others are alike
-    where bound and order of magnitude of the prompt are. Small kinds join those with the same bound.
+    where bound and order of magnitude of the prompt are. Small kinds join those with the same bound. Where
+    there are more bounds than `MAX_NUM_GROUPS`, as where each prompt is given what the context leaves, bounds
+    count as the same up to a factor of two.
 
     Args:
         requests: the requests that the tree was built from.
@@ -45,14 +47,15 @@ def group_requests(requests: PromptSet, tree: PrefixTree, is_hidden: npt.NDArray
     if len(rows) == 0:
         return group
     bound = requests.max_tokens[rows].astype(np.int64)
+    if len(np.unique(bound)) > MAX_NUM_GROUPS:
+        bound = np.ceil(np.log2(bound)).astype(np.int64)
     octave = np.log2(np.maximum(requests.num_prompt_tokens[rows], 1)).astype(np.int64) // _OCTAVES
     top = _top_nodes(tree.parent)[tree.leaf_parent][is_hidden[tree.leaf_row]]
     size = MIN_GROUP_SIZE
-    while True:
-        number = _numbered(bound, octave, top, size)
-        if number.max() < MAX_NUM_GROUPS or size > len(rows):
-            break
+    number = _numbered(bound, octave, top, size)
+    while number.max() >= MAX_NUM_GROUPS:
         size *= 2
+        number = _numbered(bound, octave, top, size)
     group[rows] = number
     return group
 

@@ -68,7 +68,7 @@ class LengthGroup:
     """Requests of one kind, and what is known of the lengths of their answers when the plan is made.
 
     Attributes:
-        max_tokens: bound of every one.
+        max_tokens: the largest bound of any, and nearly always that of every one.
         counts: (bin of `LENGTH_GRID`, answers of the kind in it), bins rising; empty where none has run.
     """
 

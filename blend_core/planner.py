@@ -170,14 +170,14 @@ def _length_groups(
     for row in sampled.tolist():
         observed.setdefault(int(group[row]), []).append(max(1, samples[int(requests.seq[row])]))
     groups: list[LengthGroup] = []
-    first_rows = np.full(int(group.max(initial=-1)) + 1, -1, dtype=np.int64)
+    bounds = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     rows = np.flatnonzero(group >= 0)
-    first_rows[group[rows]] = rows
-    for number, row in enumerate(first_rows.tolist()):
+    np.maximum.at(bounds, group[rows], requests.max_tokens[rows])
+    for number, bound in enumerate(bounds.tolist()):
         counts = length_counts(observed.get(number, []))
         groups.append(
             LengthGroup(
-                int(requests.max_tokens[row]),
+                bound,
                 tuple((place, float(counts[place])) for place in np.flatnonzero(counts).tolist()),
             )
         )
