@@ -80,10 +80,17 @@ class KvProjection:
     def _shift(self, clock: int) -> None:
         num_steps = clock - self._clock
         if num_steps > 0:
-            places = LENGTH_GRID + num_steps
-            self.mean = np.interp(places, LENGTH_GRID, self.mean)
-            self.variance = np.interp(places, LENGTH_GRID, self.variance)
+            ahead = LENGTH_GRID + num_steps
+            bins = np.searchsorted(LENGTH_GRID, ahead, side="right") - 1
+            self.mean = _shifted(self.mean, ahead, bins)
+            self.variance = _shifted(self.variance, ahead, bins)
             self._clock = clock
+
+
+def _shifted(sums: Floats, ahead: Floats, bins: npt.NDArray[np.int64]) -> Floats:
+    """Returns the sums at later points. Never below what held in their bins: where many end together in the
+    next one, a line to it would free their KV too early."""
+    return np.maximum(np.interp(ahead, LENGTH_GRID, sums), sums[bins])
 
 
 def contribution(num_tokens: float | Floats, alive: Floats) -> tuple[Floats, Floats]:
