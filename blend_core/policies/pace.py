@@ -174,6 +174,6 @@ class Pace:
         share = decode_kv_tokens / even
         fixed_tokens = times.gemm_fixed_s / times.gemm_s_per_token
         free_tokens = times.weight_read_s / times.gemm_s_per_token - fixed_tokens - num_decoding
-        return max(self.prefill_tokens_per_step * share - fixed_tokens * (1.0 - share), free_tokens), min(
-            1.0, share
-        )
+        even_tokens = self.prefill_tokens_per_step * share - fixed_tokens * (1.0 - share)
+        # Never below nothing: a step that computes less than its share is no debt of those after it.
+        return max(even_tokens, free_tokens, 0.0), min(1.0, share)

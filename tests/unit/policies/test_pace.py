@@ -1,0 +1,148 @@
+"""An even pace over what is left, worked out by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blend_core.length_distribution import LENGTH_GRID, LENGTH_GRID_ENDS, LengthDistribution, length_counts
+from blend_core.performance import StepTimeModel
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.pace import Pace, RunningWork, running_work
+from blend_core.policies.request_kind import Work
+
+LIMITS = EngineLimits(block_size=4, num_blocks=250, max_num_seqs=100, max_num_batched_tokens=64)
+# A step's GEMM costs as much as 100 tokens whatever it computes, and weights are read as long as 150 take.
+TIMES = StepTimeModel(1e-3, 1e-5, 1.5e-3, 0.0, 1e-7, 0.0)
+LEFT = Work(num_prefill_tokens=4_000, num_output_tokens=400, decode_kv_tokens=50_000, held_kv_tokens=40_000)
+RIGHT = Work(num_prefill_tokens=1_000, num_output_tokens=900, decode_kv_tokens=90_000, held_kv_tokens=60_000)
+
+
+def running(**sums):
+    return RunningWork(**sums)
+
+
+def test_memory_spreads_what_is_left_over_the_steps_that_kv_takes():
+    pace = Pace.of(
+        LEFT, RIGHT, running(held_kv_tokens=100_000, num_output_tokens=10, num_kv_tokens=600), LIMITS
+    )
+    assert pace.num_steps == 200  # 200,000 token steps in 1,000 tokens of KV
+    assert pace.prefill_tokens_per_step == 25
+    assert pace.decode_kv_tokens_per_step == 1_200
+    assert pace.right_kv_tokens == 600
+    assert pace.left_kv_tokens == 0
+
+
+def test_compute_spreads_it_over_the_steps_that_tokens_take():
+    left = Work(num_prefill_tokens=60_000, num_output_tokens=100)
+    pace = Pace.of(left, RIGHT, running(), LIMITS)
+    assert pace.num_steps == pytest.approx((61_000 + 1_000) / 64)
+    assert pace.prefill_tokens_per_step == pytest.approx(61_000 / pace.num_steps)
+
+
+def test_no_pace_is_faster_than_the_longest_answer():
+    assert Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS).num_steps == 5_000
+    assert Pace.of(LEFT, RIGHT, running(), LIMITS, longest_waiting=7_000).num_steps == 7_000
+
+
+def test_the_left_side_is_given_what_its_next_kind_holds_at_the_pace():
+    head = Work(num_prefill_tokens=100, held_kv_tokens=5_000)
+    pace = Pace.of(LEFT, RIGHT, running(), LIMITS, longest_waiting=1_000, left_head=head)
+    # 4 prompt tokens a step, each of which holds KV for 50 steps.
+    assert pace.left_kv_tokens == 200
+
+
+def test_nothing_left_is_a_pace_of_nothing():
+    pace = Pace.of(Work(), Work(), running(), LIMITS, left_head=Work())
+    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0):
+    pace = Pace(100, prefill, even, 0.0, right_now)
+    return pace.prefill_tokens(TIMES, decode_kv, peak, decoding)
+
+
+def test_a_step_that_reads_its_even_share_computes_its_even_share():
+    assert tokens(10_000) == (400, 1)
+
+
+def test_a_step_that_reads_more_computes_more_and_one_that_reads_less_computes_less():
+    # In proportion, the fixed part of a step included: (400 + 100) x 1.5 - 100.
+    assert tokens(15_000, peak=20_000) == (650, 1)
+    assert tokens(5_000, peak=20_000) == (150, 0.5)
+
+
+def test_tokens_that_cost_nothing_are_always_computed():
+    # Up to the knee of 150 tokens, of which 100 are the fixed part and 10 decode.
+    assert tokens(0, peak=20_000, decoding=10) == (40, 0)
+
+
+def test_kv_that_only_the_left_side_would_fill_is_not_waited_for():
+    assert tokens(4_000, peak=0) == (400, 1)
+    assert tokens(4_000, peak=9_000, right_now=5_000) == (150, 0.5)
+
+
+def test_a_step_with_much_to_decode_and_little_to_read_computes_nothing_rather_than_less():
+    assert tokens(1_000, peak=20_000, decoding=400) == (0, 0.1)
+
+
+@given(
+    st.floats(0, 1e6),
+    st.floats(0, 1e6),
+    st.floats(0, 1e4),
+    st.floats(0, 1e6),
+    st.integers(0, 5_000),
+    st.floats(0, 1e6),
+)
+def test_never_less_than_nothing(decode_kv, even, prefill, peak, decoding, right_now):
+    num_tokens, share = tokens(
+        decode_kv, even=even, prefill=prefill, peak=peak, decoding=decoding, right_now=right_now
+    )
+    assert num_tokens >= 0
+    assert 0 <= share <= 1
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e4))
+def test_more_kv_to_read_never_means_less_to_compute(less, more, prefill):
+    less, more = sorted((less, more))
+    assert tokens(less, prefill=prefill, peak=1e7)[0] <= tokens(more, prefill=prefill, peak=1e7)[0]
+
+
+def test_what_runs_is_summed_request_by_request():
+    # Output so far, KV tokens, tokens to come, in flight.
+    rows = np.array([[10, 110, 40, 1], [0, 30, 500, 1], [60, 200, 7, 0]], dtype=float)
+    sums = running_work([(None, rows)])
+    assert sums.num_kv_tokens == 140
+    assert sums.num_output_tokens == 547
+    assert sums.held_kv_tokens == 110 * 40 + 40**2 / 2 + 30 * 500 + 500**2 / 2 + 200 * 7 + 7**2 / 2
+    assert sums.longest_tokens == 500
+    for place in range(0, 60, 3):
+        step, end = LENGTH_GRID[place], LENGTH_GRID_ENDS[place]
+        assert sums.kv_mean[place] == (step < 40) * (110 + end) + (step < 500) * (30 + end)
+    assert not sums.kv_variance.any()
+
+
+def test_hidden_lengths_are_summed_by_what_is_expected():
+    lengths = LengthDistribution(4_096, length_counts(np.arange(50, 1_500, 5)))
+    rows = np.array([[10, 110, 1, 1], [700, 730, 1, 1]], dtype=float)
+    sums = running_work([(lengths, rows), (None, np.array([[0.0, 20.0, 9.0, 1.0]]))])
+    mean, second_moment = lengths.remaining(rows[:, 0])
+    assert sums.num_output_tokens == pytest.approx(mean.sum() + 9)
+    held = rows[:, 1] @ mean + second_moment.sum() / 2 + 20 * 9 + 9**2 / 2
+    assert sums.held_kv_tokens == pytest.approx(held)
+    assert sums.longest_tokens == pytest.approx(mean.max())
+    assert sums.kv_variance.max() > 0
+
+
+def test_of_many_some_stand_for_all():
+    generator = np.random.default_rng(0)
+    left = generator.integers(1, 2_000, 3_000).astype(float)
+    rows = np.stack((np.zeros(3_000), generator.integers(50, 150, 3_000), left, np.ones(3_000)), axis=1)
+    sums = running_work([(None, rows)])
+    exact = sum(running_work([(None, rows[place : place + 200])]).kv_mean for place in range(0, 3_000, 200))
+    assert sums.num_output_tokens == left.sum()
+    np.testing.assert_allclose(sums.kv_mean, exact, atol=0.01 * exact.max())
+
+
+def test_one_that_outlived_its_known_length_has_a_token_to_go():
+    assert running_work([(None, np.array([[50.0, 150.0, -3.0, 1.0]]))]).num_output_tokens == 1
