@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 from blend_core.policies.request_kind import RequestKind
 
@@ -19,24 +20,29 @@ class Skipping:
 
     def first(self, place: int = 0) -> int | None:
         """Returns the first waiting slot at or behind a place."""
+        place = self._first_place(place)
+        return self.slots[place] if place < len(self.slots) else None
+
+    def __iter__(self) -> Iterator[int]:
+        """Waiting slots in order."""
+        place = self._first_place(0)
+        while place < len(self.slots):
+            yield self.slots[place]
+            place = self._first_place(place + 1)
+
+    def _first_place(self, place: int) -> int:
         skip, slots = self._next, self.slots
         while True:
             root = place
             while skip[root] != root:
                 root = skip[root]
-            # Paths are halved as they are walked, so that they stay short.
+            # Paths end at their root once they were walked, so that they stay short.
             while skip[place] != root:
                 skip[place], place = root, skip[place]
-            if root == len(slots):
-                return None
-            if self._is_waiting(slots[root]):
-                return slots[root]
+            if root == len(slots) or self._is_waiting(slots[root]):
+                return root
             skip[root] = root + 1
             place = root
-
-    def __iter__(self) -> Iterator[int]:
-        """Waiting slots in order."""
-        return (slot for slot in self.slots if self._is_waiting(slot))
 
 
 class LongFirst:
@@ -93,10 +99,9 @@ class LongFirst:
         return self._alone.first(bisect_left(self._lengths, -output_tokens))
 
     def __iter__(self) -> Iterator[int]:
-        """Waiting slots, roughly in the order in which they come."""
-        yield from self._known
-        for slots in self._hidden:
-            yield from slots
+        """Waiting slots, roughly in the order in which they come: any of the queues may be next."""
+        for slots in zip_longest(self._known, *self._hidden):
+            yield from (slot for slot in slots if slot is not None)
 
 
 def _together(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blend_core.performance import StepTimeModel
-from blend_core.plan import Plan, PlanSummary
+from blend_core.plan import LengthGroup, Plan, PlanSummary
 
 
 @dataclass
@@ -26,8 +26,11 @@ class HandView:
         return seq not in self.absent
 
 
-def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None):
-    """A plan of `(seq, prompt tokens, output tokens, density)` in that order; memory is one second each."""
+def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None, kinds=None):
+    """A plan of `(seq, prompt tokens, output tokens, density)` in that order; memory is one second each.
+
+    `kinds` numbers the kind of those whose length is not known; -1 for the others.
+    """
     seqs, prompts, outputs, densities = (list(column) for column in zip(*requests, strict=True))
     num = len(seqs)
     summary = PlanSummary("m", "d", block_size, num, sum(prompts), sum(outputs), 1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
@@ -44,8 +47,8 @@ def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None):
         compute_s=np.array(densities, dtype=np.float64),
         memory_s=np.ones(num),
         lead=np.isin(seqs, list(lead)),
-        length_group=np.full(num, -1, dtype=np.int32),
-        length_groups=(),
+        length_group=np.array(kinds or [-1] * num, dtype=np.int32),
+        length_groups=tuple(LengthGroup(1_000) for _ in range(max(kinds or [-1]) + 1)),
         step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
         progress=np.zeros(0),
         planned_density=np.zeros(0),
