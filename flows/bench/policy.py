@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -23,6 +23,16 @@ NUM_STEPS: Final = 2_000
 BLOCK_SIZE: Final = 16
 PREFILL_TOKENS: Final = 2_048
 """Prompt tokens of a step at most, beside a token of each request in flight."""
+
+KV_ROOM: Final = {"density_matched": 2.4}
+"""KV by what the requests in flight hold on average, where a policy needs more for as many: it leaves KV free
+for those in flight to grow into."""
+
+LENGTH_AWARE: Final = ("dual_scan", "density_matched")
+"""Policies that look at answers' lengths, and are measured with hidden ones too."""
+
+HIDDEN_MAX_TOKENS: Final = 4_096
+"""Bound of every answer where lengths are hidden."""
 
 WARM_SHARE: Final = 0.9
 """Steps count once so much of the requests meant to be in flight are."""
@@ -104,26 +114,42 @@ class TimedPolicy(AdmissionPolicy):
 def run_policy_bench(
     seed: int, tell: Callable[[str], None], *, num_steps: int = NUM_STEPS
 ) -> dict[str, dict[int, StepCosts]]:
-    """Measures every policy, in this process."""
+    """Measures every policy, in this process; those that look at lengths with hidden ones as well."""
     costs: dict[str, dict[int, StepCosts]] = {}
     for name in POLICY_NAMES:
-        costs[name] = {}
-        for num_in_flight in NUM_IN_FLIGHT:
-            tell(f"{name}: {num_in_flight:,} in flight")
-            costs[name][num_in_flight] = measure_policy(name, num_in_flight, num_steps, seed)
+        # Of those that look at no length it is all one.
+        for is_hidden in (False, True) if name in LENGTH_AWARE else (False,):
+            title = f"{name}, hidden" if is_hidden else name
+            costs[title] = {}
+            for num_in_flight in NUM_IN_FLIGHT:
+                tell(f"{title}: {num_in_flight:,} in flight")
+                costs[title][num_in_flight] = measure_policy(
+                    name, num_in_flight, num_steps, seed, is_hidden=is_hidden
+                )
     return costs
 
 
-def measure_policy(name: str, num_in_flight: int, num_steps: int, seed: int) -> StepCosts:
+def measure_policy(
+    name: str, num_in_flight: int, num_steps: int, seed: int, *, is_hidden: bool = False
+) -> StepCosts:
     """Drives a policy with a simulated engine that is full, step by step."""
     model, device = study_model()
     requests, num_output_tokens = _requests(num_in_flight, num_steps, seed)
+    if is_hidden:
+        requests = replace(
+            requests,
+            min_tokens=np.zeros(len(requests), dtype=np.int32),
+            max_tokens=np.full(len(requests), HIDDEN_MAX_TOKENS, dtype=np.int32),
+        )
     plan = build_plan(requests, model, device, PlanConfig(name, BLOCK_SIZE, seed))
-    # Room for all of them at half their length, so that KV decides for the dual scan and never preempts much.
+    # Room for all of them at half their length, so that KV decides and never preempts much.
     mean_tokens = float((requests.num_prompt_tokens + num_output_tokens / 2) @ num_output_tokens)
     num_tokens = num_in_flight * mean_tokens / num_output_tokens.sum()
     limits = EngineLimits(
-        BLOCK_SIZE, int(1.1 * num_tokens / BLOCK_SIZE), num_in_flight, num_in_flight + PREFILL_TOKENS
+        BLOCK_SIZE,
+        int(KV_ROOM.get(name, 1.1) * num_tokens / BLOCK_SIZE),
+        num_in_flight,
+        num_in_flight + PREFILL_TOKENS,
     )
     policy = TimedPolicy(plan, limits, make_policy(name, plan, limits))
     stepper = Stepper(

@@ -98,9 +98,12 @@ def test_more_ranks_are_faster():
     ]
 
 
-@pytest.mark.parametrize("name", ["dfs", "dual_scan"])
-def test_the_cost_of_a_policy_is_measured_over_full_steps(name):
-    cost = measure_policy(name, 200, 100, 0)
+@pytest.mark.parametrize(
+    ("name", "is_hidden"),
+    [("dfs", False), ("dual_scan", False), ("density_matched", False), ("density_matched", True)],
+)
+def test_the_cost_of_a_policy_is_measured_over_full_steps(name, is_hidden):
+    cost = measure_policy(name, 200, 100, 0, is_hidden=is_hidden)
     assert 0 < cost.mean_s <= cost.max_s
     assert cost.p99_s <= cost.max_s
     assert set(costs_json({name: {200: cost}})["policies"][name]["200"]) == {"mean_s", "p99_s", "max_s"}
