@@ -19,19 +19,20 @@ BLOCK_SIZE = 4
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[RequestArrays, np.ndarray]:
-    """Prompts of a few blocks that share and repeat, with true output lengths within their bounds."""
+    """Prompts of a few blocks that share and repeat, with true output lengths, preset or within bounds."""
     piece = st.sampled_from([[1] * 4, [2] * 4, [3] * 40, [1, 2], [5]])
     pieces = draw(st.lists(st.lists(piece, min_size=1, max_size=4), min_size=1, max_size=12))
     prompts = [[token for part in parts for token in part] for parts in pieces]
     n = len(prompts)
     output = np.array(draw(st.lists(st.integers(1, 60), min_size=n, max_size=n)), dtype=np.int64)
+    preset = np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n)))
     return (
         RequestArrays(
             seq=np.arange(n),
             token_ids=np.array([token for prompt in prompts for token in prompt], dtype=np.int32),
             offsets=np.cumsum([0, *map(len, prompts)], dtype=np.int64),
-            min_tokens=np.zeros(n, dtype=np.int32),
-            max_tokens=np.full(n, 64, dtype=np.int32),
+            min_tokens=np.where(preset, output, 0).astype(np.int32),
+            max_tokens=np.where(preset, output, 64).astype(np.int32),
         ),
         output,
     )

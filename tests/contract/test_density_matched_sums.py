@@ -1,0 +1,87 @@
+"""What `density_matched` keeps up as things happen equals a recount, whatever happens."""
+
+import pytest
+from cases import ListSource, jobs
+from checked_policy import CheckedPolicy
+from fake_engine import FakeEngine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.factory import make_policy
+from blend_core.policies.ledger import Phase
+
+
+class RecountedPolicy(CheckedPolicy):
+    """Recounts after each step and each event between steps."""
+
+    def advanced(self, num_steps):
+        super().advanced(num_steps)
+        self.recount()
+
+    def finished(self, seq, num_output_tokens):
+        super().finished(seq, num_output_tokens)
+        self.recount()
+
+    def preempted(self, seq):
+        super().preempted(seq)
+        self.recount()
+
+    def revise(self, plan):
+        super().revise(plan)
+        self.recount()
+
+    def begin_step(self, view):
+        budget = super().begin_step(view)
+        self.recount()
+        return budget
+
+    def recount(self):
+        policy = self._inner
+        ledger = policy._ledger
+        decoding = [slot for slot, phase in enumerate(ledger.phase) if phase is Phase.DECODING]
+        assert policy._num_decoding == len(decoding)
+        held = sum(ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot) for slot in decoding)
+        assert policy._decode_kv_tokens == held
+        for kind in policy._sides.kinds():
+            waiting = [
+                slot
+                for slot, phase in enumerate(ledger.phase)
+                if phase is Phase.WAITING and policy._sides.kind(slot) is kind
+            ]
+            assert kind.num_waiting == len(waiting)
+            prefill = sum(ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] for slot in waiting)
+            work = kind.work()
+            assert work.num_prefill_tokens == pytest.approx(prefill)
+            if kind.lengths is None:
+                output = sum(ledger.output_tokens[slot] for slot in waiting)
+                assert work.num_output_tokens == pytest.approx(output)
+        assert (policy._projection.mean >= 0).all()
+        assert (policy._projection.variance >= 0).all()
+
+
+@given(
+    data=st.data(),
+    job=jobs(),
+    num_blocks=st.integers(5, 24),
+    max_num_seqs=st.integers(1, 8),
+    budget=st.integers(8, 24),
+)
+@settings(max_examples=100, deadline=None)
+def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget):
+    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+    names = list(range(len(job.prompts)))
+    revisions = {}
+    for revision, poll in enumerate(sorted(data.draw(st.sets(st.integers(1, 40), max_size=2))), start=1):
+        order = data.draw(st.permutations(names))
+        revisions[poll] = job.plan(order=order[: data.draw(st.integers(1, len(names)))], revision=revision)
+    withdrawals = {
+        poll: [data.draw(st.sampled_from(names))]
+        for poll in data.draw(st.sets(st.integers(1, 40), max_size=3))
+    }
+
+    def make(plan, limits):
+        return RecountedPolicy(make_policy("density_matched", plan, limits), plan, limits, names)
+
+    lead = data.draw(st.sets(st.sampled_from(names)))
+    list(FakeEngine(limits).run(ListSource(job, job.plan(lead=lead), revisions, withdrawals), make))
