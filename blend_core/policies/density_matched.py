@@ -113,7 +113,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if left is not None and left_fits:
             return Admission(ledger.seq[left], Side.LEFT)
         if view.num_running == 0:
-            for slot, side in ((self._right_head(), Side.RIGHT), (left, Side.LEFT)):
+            for slot, side in ((right, Side.RIGHT), (self._right_head(), Side.RIGHT), (left, Side.LEFT)):
                 if slot is not None and view.is_ready(ledger.seq[slot]):
                     return Admission(ledger.seq[slot], side)
         return None
@@ -337,8 +337,8 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
-        head = () if self._candidate is None else (self._candidate,)
-        right = chain(head, ledger.preempted[Side.RIGHT], self._sides.right_soonest())
+        heads = [slot for slot in (self._candidate, self._right_head()) if slot is not None]
+        right = chain(heads, ledger.preempted[Side.RIGHT], self._sides.right_soonest())
         first = chain(ledger.preempted[Side.LEFT], self._sides.left_leads())
         left = chain(first, islice(self._order, self._left, None))
         seen: set[int] = set()

@@ -20,6 +20,10 @@ SIDE_HYSTERESIS: Final = 1.25
 """A kind changes sides when its density has passed that of all by this factor: what is near may be on
 either."""
 
+EVEN_SHARE: Final = 1e-9
+"""Densities that differ by less are equal: requests that are all alike are on the right side, whose KV is
+looked after."""
+
 
 class WaitingSides:
     """The requests of a plan that were never admitted, sorted into a left and a right side.
@@ -92,7 +96,8 @@ class WaitingSides:
             kind.side = self._side_of(kind, 1.0 if first_time else SIDE_HYSTERESIS)
         for slot in known:
             prompt, shared = ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot]
-            if request_density(self._times, prompt, shared, ledger.output_tokens[slot]) < self._rho:
+            density = request_density(self._times, prompt, shared, ledger.output_tokens[slot])
+            if density <= self._rho * (1.0 + EVEN_SHARE):
                 self._count(slot, -1)
                 self._kind[slot] = self._known[Side.RIGHT]
                 self._count(slot, 1)
@@ -139,6 +144,8 @@ class WaitingSides:
         if lengths is None:
             left = max(1.0, self._ledger.output_tokens[slot] - num_output_tokens)
             return np.asarray(left > LENGTH_GRID, dtype=np.float64)
+        if num_output_tokens == 0:
+            return lengths.survival
         alive: npt.NDArray[np.float64] = lengths.alive_ahead(np.array([float(num_output_tokens)]))[0]
         return alive
 
@@ -218,7 +225,7 @@ class WaitingSides:
             return kind.side
         density = kind.work().density(self._times)
         if kind.side is Side.LEFT:
-            return Side.RIGHT if density * hysteresis < self._rho else Side.LEFT
+            return Side.RIGHT if density * hysteresis <= self._rho * (1.0 + EVEN_SHARE) else Side.LEFT
         return Side.LEFT if density > hysteresis * self._rho else Side.RIGHT
 
 
