@@ -8,14 +8,15 @@ starts one at a time, since they share one device.
 
 import os
 import sys
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 
 import httpx
 from prefect import serve
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
 from prefect.schedules import Cron
@@ -23,14 +24,14 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
 from blend_core.errors import BlendError, ConfigurationError, ServiceError, StorageError
-from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
+from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file, parse_job
 from flows.nights import check_schedule, register, serving_home
 from flows.preflight import check_queries
 from flows.run_batch import NightlySchedule, run_batch
 from flows.running import create_job
 from flows.settings import NightlySettings, load_settings
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus, set_job_status
+from storage.jobs import JobStatus, get_job, set_job_status
 from storage.nights import forget_nightlies
 
 AD_HOC = "ad-hoc"
@@ -153,6 +154,42 @@ def submit_job(
         ServiceError: Prefect does not answer, or the deployment is not served.
         StorageError: the job cannot be written down.
     """
+    with _ad_hoc_deployment(wiring) as (client, deployment):
+        _check_queries(spec, deployment.tags)
+        # Written down first, so that the job shows in `blend status` while it waits for its turn.
+        job_id = create_job(wiring, spec, idempotency_key, logical_date=logical_date)
+        try:
+            return _hand_over(client, deployment, spec, job_id, idempotency_key=job_id)
+        except httpx.HTTPError:
+            if idempotency_key is None:
+                # A job that has a key is handed over by the next try. Should Prefect have taken this one
+                # nevertheless, its run finds an ended job and leaves it, or runs the job and keeps it.
+                with suppress(StorageError):
+                    set_job_status(wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER)
+            raise
+
+
+def resubmit_job(wiring: Wiring, job_id: str) -> Submitted:
+    """Hands a job whose run stopped to the served deployment `ad-hoc` again, which continues it.
+
+    A job that still runs, or has ended, is left as it is by the flow run.
+
+    Raises:
+        ServiceError: Prefect does not answer, or the deployment is not served.
+        StorageError: there is no such job, or it has ended.
+    """
+    job = get_job(wiring.database, job_id)
+    if job.status.is_end:
+        raise StorageError(f"Job {job_id} has ended as {job.status}; submit a new job.", job_id=job_id)
+    spec = parse_job(job.spec, origin=f"Job {job_id}")
+    with _ad_hoc_deployment(wiring) as (client, deployment):
+        return _hand_over(client, deployment, spec, job_id, idempotency_key=None)
+
+
+@contextmanager
+def _ad_hoc_deployment(wiring: Wiring) -> Iterator[tuple[SyncPrefectClient, DeploymentResponse]]:
+    """A client of Prefect and the deployment there; failures of the block to reach Prefect become
+    `ServiceError`."""
     url = wiring.endpoints.prefect_api_url
     if url is None:
         raise ServiceError(
@@ -160,24 +197,7 @@ def submit_job(
         )
     try:
         with temporary_settings({PREFECT_API_URL: url}), get_client(sync_client=True) as client:
-            deployment = client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
-            _check_queries(spec, deployment.tags)
-            # Written down first, so that the job shows in `blend status` while it waits for its turn.
-            job_id = create_job(wiring, spec, idempotency_key, logical_date=logical_date)
-            parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
-            try:
-                created = client.create_flow_run_from_deployment(
-                    deployment.id, parameters=parameters, name=spec.name, idempotency_key=job_id
-                )
-            except httpx.HTTPError:
-                if idempotency_key is None:
-                    # A job that has a key is handed over by the next try. Should Prefect have taken this one
-                    # nevertheless, its run finds an ended job and leaves it, or runs the job and keeps it.
-                    with suppress(StorageError):
-                        set_job_status(
-                            wiring.database, job_id, JobStatus.FAILED, error_message=_NOT_HANDED_OVER
-                        )
-                raise
+            yield client, client.read_deployment_by_name(f"{run_batch.name}/{AD_HOC}")
     except ObjectNotFound:
         raise ServiceError(f"Nothing serves the deployment {AD_HOC!r}; start it with `blend up`.") from None
     except httpx.HTTPError as error:
@@ -185,6 +205,20 @@ def submit_job(
             f"Prefect at {url} did not answer ({type(error).__name__}); start it with `blend up`, "
             "or use `blend run`."
         ) from error
+
+
+def _hand_over(
+    client: SyncPrefectClient,
+    deployment: DeploymentResponse,
+    spec: BatchJobSpec,
+    job_id: str,
+    *,
+    idempotency_key: str | None,
+) -> Submitted:
+    parameters = {"job": spec.model_dump(mode="json"), "job_id": job_id}
+    created = client.create_flow_run_from_deployment(
+        deployment.id, parameters=parameters, name=spec.name, idempotency_key=idempotency_key
+    )
     return Submitted(job_id=job_id, flow_run_id=str(created.id))
 
 

@@ -17,12 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect import flow, get_run_logger, task
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
@@ -44,9 +39,12 @@ from flows.nights import (
     register,
     troubled_nights,
 )
+from flows.outage import Value, through_outages
 from flows.progress import BatchRates
+from flows.progress_artifact import ProgressArtifact, RunLogger
 from flows.report import build_report
 from flows.report_format import DENSITY_COLUMNS, density_headers, density_rows, report_markdown
+from flows.run_lease import free_dead_run
 from flows.running import JobOutcome, create_job, run_stages
 from flows.settings import load_settings
 from flows.stages import JobContext
@@ -56,8 +54,6 @@ from flows.wiring import Endpoints, Wiring
 from storage.jobs import JobStatus
 
 ARTIFACT_INTERVAL_S = 2.0
-
-RunLogger = logging.Logger | logging.LoggerAdapter[Any]
 
 
 class NightlySchedule(BaseModel):
@@ -95,12 +91,14 @@ def run_batch(
     stop = StopSignal()
     try:
         with stopped_by_signals(partial(_stop, run_id, stop)):
+            run = _FlowRun(wiring, logger, stop)
             if job_id is None and schedule is not None:
-                return _run_night(_FlowRun(wiring, logger, stop), job, schedule, logical_date)
-            chosen = job_id or create_job(
-                wiring, job, idempotency_key=f"prefect:{run_id}", logical_date=logical_date
+                return _run_night(run, job, schedule, logical_date)
+            key = f"prefect:{run_id}"
+            chosen = job_id or run.asked(
+                lambda: create_job(wiring, job, idempotency_key=key, logical_date=logical_date)
             )
-            return _FlowRun(wiring, logger, stop).run(chosen)
+            return run.run(chosen)
     finally:
         wiring.close()
 
@@ -120,8 +118,13 @@ class _FlowRun:
         self.logger.info("Job %s", job_id)
         progress = PrefectProgress(self.logger, time.monotonic)
         outcome = run_stages(self.wiring, job_id, progress, self.stop, _run_as_task)
-        _show_report(self.wiring, job_id)
+        progress.end()
+        _show_report(self.wiring, job_id, self.logger)
         return _end_state(outcome)
+
+    def asked(self, question: Callable[[], Value]) -> Value:
+        """The answer of the database, also of one that is away for a while."""
+        return through_outages(question, self.stop, self.logger.warning)
 
 
 def _run_night(
@@ -129,23 +132,26 @@ def _run_night(
 ) -> State[Any]:
     """Runs one night of a nightly job, behind the missed ones that it is to catch up with."""
     now = utc_now()
-    nightly = register(run.wiring, job, schedule.cron, schedule.timezone)
+    database = run.wiring.database
+    nightly = run.asked(lambda: register(run.wiring, job, schedule.cron, schedule.timezone))
     day = logical_date or local_date(flow_run.get_scheduled_start_time(), schedule.timezone)
     if logical_date is None and job.catch_up is not CatchUp.ALL and is_overtaken(nightly, day, now):
         message = f"Night {day} comes too late, a later one is due; `blend status` tells how to run it."
         return Completed(name="Skipped", message=message)
-    troubled = troubled_nights(run.wiring.database, nightly, now)
+    troubled = run.asked(lambda: troubled_nights(database, nightly, now))
     for night in troubled:
         if night.logical_date < day:
             run.logger.warning("%s", night.sentence(job.name))
     for night in nights_to_catch_up(troubled, job.catch_up, day):
         _catch_up(run, job, night)
-    known = known_night(run.wiring.database, job, day)
-    # A retry of this flow run follows its own dead run, whose lease may still be live.
-    if known is not None and known.is_running and not flow_run.get_run_count() > 1:
+    known = run.asked(lambda: known_night(database, job, day))
+    # A retry of this flow run follows its own dead run, whose lease may still be live; a run whose process died
+    # on this machine is known to be dead.
+    is_retry = flow_run.get_run_count() > 1
+    if known is not None and known.is_running and not is_retry and not free_dead_run(database, known.job_id):
         message = f"Night {day} is run already, as job {known.job_id}."
         return Completed(name="Skipped", message=message)
-    job_id, _ = create_night(run.wiring, job, day)
+    job_id, _ = run.asked(lambda: create_night(run.wiring, job, day))
     return run.run(job_id)
 
 
@@ -154,7 +160,7 @@ def _catch_up(run: _FlowRun, job: BatchJobSpec, night: TroubledNight) -> None:
     if run.stop.reason is not None:
         return
     try:
-        job_id = night.job_id or create_night(run.wiring, job, night.logical_date)[0]
+        job_id = night.job_id or run.asked(lambda: create_night(run.wiring, job, night.logical_date))[0]
         state = run.run(job_id)
         run.logger.info("Caught up with night %s: %s", night.logical_date, state.message)
     except BlendError as error:
@@ -207,17 +213,23 @@ def _end_state(outcome: JobOutcome) -> State[Any]:
     return Cancelled(message=message) if outcome.status == JobStatus.CANCELLED else Failed(message=message)
 
 
-def _show_report(wiring: Wiring, job_id: str) -> None:
-    report = build_report(wiring.database, wiring.objects, job_id)
-    create_markdown_artifact(
-        report_markdown(report), key="summary", description=f"Job {job_id} {report.status}"
-    )
-    headers = density_headers(report)
-    create_table_artifact(
-        [dict(zip(headers, map(cell_text, row), strict=True)) for row in density_rows(report)],
-        key="density",
-        description=f"Compute density of the batches of job {job_id}. {DENSITY_COLUMNS}",
-    )
+def _show_report(wiring: Wiring, job_id: str, logger: RunLogger) -> None:
+    """Shows what the job did. The job has ended: a service that does not answer now does not fail the run."""
+    try:
+        report = build_report(wiring.database, wiring.objects, job_id)
+        create_markdown_artifact(
+            report_markdown(report), key="summary", description=f"Job {job_id} {report.status}"
+        )
+        headers = density_headers(report)
+        create_table_artifact(
+            [dict(zip(headers, map(cell_text, row), strict=True)) for row in density_rows(report)],
+            key="density",
+            description=f"Compute density of the batches of job {job_id}. {DENSITY_COLUMNS}",
+        )
+    except Exception as error:
+        logger.warning(
+            "The report cannot be shown here (%s); see `blend report %s`.", type(error).__name__, job_id
+        )
 
 
 class PrefectProgress:
@@ -227,13 +239,13 @@ class PrefectProgress:
     The artifact is there from the first stage on; its bar is the share of requests that have ended.
     """
 
-    __slots__ = ("_artifact_id", "_clock", "_logger", "_next_at_s", "_rates", "_share", "_stage")
+    __slots__ = ("_artifact", "_clock", "_logger", "_next_at_s", "_rates", "_share", "_stage")
 
     def __init__(self, logger: RunLogger, clock: Callable[[], float]) -> None:
         """`clock` gives rising seconds."""
         self._logger = logger
         self._clock = clock
-        self._artifact_id: UUID | None = None
+        self._artifact = ProgressArtifact(logger)
         self._next_at_s = clock()
         self._rates = BatchRates()
         self._share: float | None = None
@@ -274,14 +286,9 @@ class PrefectProgress:
         self._logger.info("%s", message)
 
     def _show(self, description: str) -> None:
-        percent = 100.0 * (self._share or 0.0)
         self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
-        try:
-            if self._artifact_id is None:
-                artifact_id = create_progress_artifact(percent, key="progress", description=description)
-                assert isinstance(artifact_id, UUID), "called outside of an event loop"
-                self._artifact_id = artifact_id
-            else:
-                update_progress_artifact(self._artifact_id, percent, description=description)
-        except Exception as error:
-            self._logger.warning("The progress artifact cannot be written (%s).", type(error).__name__)
+        self._artifact.show(100.0 * (self._share or 0.0), description)
+
+    def end(self) -> None:
+        """Waits a moment for what is still to be shown."""
+        self._artifact.end()

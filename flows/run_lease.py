@@ -16,10 +16,13 @@ from blend_core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from flows.lease_holder import holder_details, is_gone
+from flows.outage import through_outages
 from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
 from storage.jobs import JobStatus
+from storage.lost_runs import live_run, mark_lost
 from storage.ownership import Run
 from storage.runs import RunStatus, finish_run, heartbeat, start_run
 
@@ -89,7 +92,8 @@ class RunLease:
 def take_job(
     db: Database, job_id: str, *, policy: str, progress: Progress, stop: StopSignal, wait_for_lease: bool
 ) -> Run:
-    """Starts a run of a job. The lease of a dead run is waited for; one that is renewed is a live run's.
+    """Starts a run of a job. The lease of a run whose process died on this machine counts for nothing; that
+    of any other dead run is waited for, and one that is renewed is a live run's.
 
     Args:
         db: the platform's tables.
@@ -112,11 +116,13 @@ def take_job(
                 job_id,
                 engine=ENGINE_NAME,
                 policy=policy,
-                details={},
+                details=holder_details(),
                 lease_s=LEASE_S,
             )
         except StorageError as error:
             left_s = error.ids.get("lease_left_s")
+            if left_s is not None and free_dead_run(db, job_id):
+                continue
             if not isinstance(left_s, int) or not wait_for_lease or time.monotonic() + left_s > deadline_s:
                 raise
             if not told:
@@ -127,6 +133,15 @@ def take_job(
                     f"The process was told to end before it ran job {job_id}; run it again.",
                     job_id=job_id,
                 ) from None
+
+
+def free_dead_run(db: Database, job_id: str) -> bool:
+    """Writes off a job's run whose process died on this machine; returns whether there was one."""
+    live = live_run(db, job_id)
+    if live is None or not is_gone(live.details):
+        return False
+    mark_lost(db, live.run_id)
+    return True
 
 
 @contextmanager
@@ -153,7 +168,8 @@ def held_job(db: Database, run: Run, stop: StopSignal, expires_at: datetime | No
         else:
             _finish_in_time(db, run, message, thread_end_s(error))
         raise
-    finish_run(db, run, RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED)
+    status = RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED
+    through_outages(lambda: finish_run(db, run, status), stop, logger.warning)
 
 
 def _finish_in_time(db: Database, run: Run, message: str, limit_s: float | None) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from typing import Protocol
 
 from blend_core.errors import (
@@ -19,9 +20,10 @@ from blend_core.errors import (
 )
 from flows.dates import local_date, utc_now
 from flows.job_spec import BatchJobSpec, dated, parse_job
+from flows.outage import through_outages
 from flows.preflight import check_engine, check_table_to_write
 from flows.progress import Progress
-from flows.run_lease import LEASE_S, held_job, take_job
+from flows.run_lease import LEASE_S, free_dead_run, held_job, take_job
 from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job, write_back_job
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
@@ -129,7 +131,8 @@ def run_job(
     Raises:
         ConfigurationError: the job does not exist, or it cannot run as it was submitted; it is failed then.
         RunInterruptedError: SIGTERM came; run the job again to continue it.
-        BlendError: the run failed; run the job again to continue it.
+        BlendError: the run failed; run the job again to continue it. A database or an object store that is
+            away for less than `flows.outage.GIVE_UP_AFTER_S` fails no run.
     """
     stop = StopSignal()
 
@@ -185,23 +188,39 @@ def run_stages(
         wait_for_lease: wait for the lease of a run that died; else raise `StorageError` at once.
     """
     started_s = time.monotonic()
-    job = get_job(wiring.database, job_id)
-    if not job.status.is_end:
+    database = wiring.database
+    job = through_outages(lambda: get_job(database, job_id), stop, progress.note)
+    if job.status.is_end:
+        # One that died when its job had just ended.
+        free_dead_run(database, job_id)
+    else:
         spec = dated(parse_job(job.spec, origin=f"Job {job_id}"), job.logical_date)
-        run = take_job(
-            wiring.database,
+        take = partial(
+            take_job,
+            database,
             job_id,
             policy=spec.options.policy.value,
             progress=progress,
             stop=stop,
             wait_for_lease=wait_for_lease,
         )
-        with held_job(wiring.database, run, stop, job.expires_at):
-            _run_stages(JobContext(wiring, spec, run, stop, progress), run_stage)
-    return _outcome(wiring, job_id, time.monotonic() - started_s)
+        run = through_outages(take, stop, progress.note)
+        context = JobContext(wiring, spec, run, stop, progress)
+        with held_job(database, run, stop, job.expires_at):
+            # Every stage begins with what the database knows to be done, as the next run of the job would.
+            through_outages(lambda: _run_stages(context, run_stage), stop, progress.note)
+    return through_outages(
+        lambda: _outcome(wiring, job_id, time.monotonic() - started_s), stop, progress.note
+    )
 
 
 def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
+    if not get_job(context.wiring.database, context.job_id).status.is_end:
+        _run_to_end(context, run_stage)
+    _run_stage("report", "reconciles the counts", report_job, context, run_stage)
+
+
+def _run_to_end(context: JobContext, run_stage: StageRunner) -> None:
     database, job_id = context.wiring.database, context.job_id
     _ingest(context, run_stage)
     has_work = context.stop.reason is None and counts(database, job_id).pending > 0
@@ -214,7 +233,6 @@ def _run_stages(context: JobContext, run_stage: StageRunner) -> None:
     if context.spec.write_back is not None:
         _run_stage("write back", "upserts results into your table", write_back_job, context, run_stage)
     set_job_status(database, job_id, end, run=context.run)
-    _run_stage("report", "reconciles the counts", report_job, context, run_stage)
 
 
 def _run_stage(

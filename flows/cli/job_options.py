@@ -59,6 +59,9 @@ MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Longest answer of a request that does not say `max_tokens`.")
 ]
 Name = Annotated[str | None, typer.Option(help="Name of the job in lists and reports.")]
+JobId = Annotated[
+    str | None, typer.Option("--job-id", metavar="JOB", help="Continue this job instead of creating one.")
+]
 IdempotencyKey = Annotated[
     str | None,
     typer.Option(
@@ -141,6 +144,25 @@ def _query(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"The query file {path} cannot be read ({type(error).__name__}).") from None
+
+
+def new_job(
+    job_id: str | None,
+    job_file: Path | None,
+    given: dict[str, Any],
+    idempotency_key: str | None,
+    logical_date: str | None,
+) -> "BatchJobSpec | None":
+    """The job to create; None where `job_id` continues one.
+
+    Raises:
+        ConfigurationError: `job_id` comes with what would make another job, or the job is wrong.
+    """
+    if job_id is None:
+        return job_of(job_file, given)
+    if job_file is not None or given or not (idempotency_key is logical_date is None):
+        raise ConfigurationError("--job-id continues a job as it is; leave out the job file and its options.")
+    return None
 
 
 def job_of(job_file: Path | None, given: dict[str, Any]) -> "BatchJobSpec":

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blend_core.errors import BlendError, ConfigurationError
+from blend_core.errors import BlendError
 from flows.cli.job_options import (
     S3,
     Connection,
     IdColumn,
     IdempotencyKey,
     JobFile,
+    JobId,
     LogicalDate,
     MaxTokens,
     Model,
@@ -24,8 +25,8 @@ from flows.cli.job_options import (
     Sql,
     System,
     given_fields,
-    job_of,
     logical_day,
+    new_job,
 )
 from flows.cli.output import Json, errors_about, print_json, print_line, tell
 
@@ -60,9 +61,7 @@ def run(
     max_tokens: MaxTokens = None,
     name: Name = None,
     logical_date: LogicalDate = None,
-    job_id: Annotated[
-        str | None, typer.Option("--job-id", metavar="JOB", help="Continue this job instead of creating one.")
-    ] = None,
+    job_id: JobId = None,
     idempotency_key: IdempotencyKey = None,
     on_sigterm: Annotated[
         OnSigterm,
@@ -95,10 +94,7 @@ def run(
     given = given_fields(
         s3, parquet, sql, prompt, system, id_column, connection, model, policy, max_tokens, name
     )
-    is_new = job_file is not None or given or not (idempotency_key is logical_date is None)
-    if job_id is not None and is_new:
-        raise ConfigurationError("--job-id continues a job as it is; leave out the job file and its options.")
-    spec = None if job_id is not None else job_of(job_file, given)
+    spec = new_job(job_id, job_file, given, idempotency_key, logical_date)
     day = logical_day(logical_date)
 
     import time
@@ -148,36 +144,41 @@ def submit(
     max_tokens: MaxTokens = None,
     name: Name = None,
     logical_date: LogicalDate = None,
+    job_id: JobId = None,
     idempotency_key: IdempotencyKey = None,
     json: Json = False,
 ) -> None:
     """Submit a batch job and return its id at once.
 
     The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status JOB` or on
-    Prefect's pages. Settings are those of the environment of `blend up`, not of this command.
+    Prefect's pages. Settings are those of the environment of `blend up`, not of this command. A job that was
+    stopped is continued with --job-id.
 
     \b
     Examples:
       blend submit night.yaml
       blend submit --s3 s3://bucket/requests/ --json
+      blend submit --job-id job_01m8kzrqrsafg01r9jwt
     """
-    spec = job_of(
-        job_file,
-        given_fields(
-            s3, parquet, sql, prompt, system, id_column, connection, model, policy, max_tokens, name
-        ),
+    given = given_fields(
+        s3, parquet, sql, prompt, system, id_column, connection, model, policy, max_tokens, name
     )
+    spec = new_job(job_id, job_file, given, idempotency_key, logical_date)
     day = logical_day(logical_date)
 
     from flows.cli.services import connected
     from flows.cli.stack import prefect_ui_url
-    from flows.deployments import submit_job
+    from flows.deployments import resubmit_job, submit_job
 
     with connected() as wiring:
-        if wiring.settings.prefect_api_url is None:
+        if spec is not None and wiring.settings.prefect_api_url is None:
             # Behind the Prefect server of somebody else there may be other models.
             wiring.models.resolve(spec.model)
-        submitted = submit_job(wiring, spec, idempotency_key, logical_date=day)
+        if job_id is not None:
+            submitted = resubmit_job(wiring, job_id)
+        else:
+            assert spec is not None
+            submitted = submit_job(wiring, spec, idempotency_key, logical_date=day)
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     link = f"{ui_url}/runs/flow-run/{submitted.flow_run_id}"
     if json:
