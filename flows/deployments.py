@@ -9,7 +9,7 @@ starts one at a time, since they share one device.
 import os
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 
@@ -172,15 +172,13 @@ def submit_job(
 def resubmit_job(wiring: Wiring, job_id: str) -> Submitted:
     """Hands a job whose run stopped to the served deployment `ad-hoc` again, which continues it.
 
-    A job that still runs, or has ended, is left as it is by the flow run.
+    A job that has ended stays as it is; the flow run shows its report.
 
     Raises:
         ServiceError: Prefect does not answer, or the deployment is not served.
-        StorageError: there is no such job, or it has ended.
+        StorageError: there is no such job.
     """
     job = get_job(wiring.database, job_id)
-    if job.status.is_end:
-        raise StorageError(f"Job {job_id} has ended as {job.status}; submit a new job.", job_id=job_id)
     spec = parse_job(job.spec, origin=f"Job {job_id}")
     with _ad_hoc_deployment(wiring) as (client, deployment):
         return _hand_over(client, deployment, spec, job_id, idempotency_key=None)

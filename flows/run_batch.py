@@ -145,8 +145,8 @@ def _run_night(
     for night in nights_to_catch_up(troubled, job.catch_up, day):
         _catch_up(run, job, night)
     known = run.asked(lambda: known_night(database, job, day))
-    # A retry of this flow run follows its own dead run, whose lease may still be live; a run whose process died
-    # on this machine is known to be dead.
+    # A retry of this flow run follows its own dead run, whose lease may still be live; a run whose process
+    # died on this machine is known to be dead.
     is_retry = flow_run.get_run_count() > 1
     if known is not None and known.is_running and not is_retry and not free_dead_run(database, known.job_id):
         message = f"Night {day} is run already, as job {known.job_id}."
