@@ -11,6 +11,7 @@ import argparse
 import json
 import random
 import secrets
+import signal
 import sys
 import time
 
@@ -28,6 +29,8 @@ def main() -> int:
     """Runs the whole and returns the exit status."""
     arguments = _arguments()
     started_s = time.monotonic()
+    # So that the services are stopped then, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     def tell(line: str) -> None:
         print(f"[{time.monotonic() - started_s:6.1f} s] {line}", flush=True)

@@ -168,8 +168,8 @@ class Watch:
         """Whether a committed answer was finished after a time, in seconds since the epoch."""
         return bool(
             self._rows(
-                "SELECT FROM result WHERE job_id = %s AND run_id IS NOT NULL AND finished_at > to_timestamp(%s)"
-                " LIMIT 1",
+                "SELECT FROM result WHERE job_id = %s AND run_id IS NOT NULL"
+                " AND finished_at > to_timestamp(%s) LIMIT 1",
                 job,
                 at_s,
             )
