@@ -3,8 +3,8 @@
     make test-faults
     PYTHONPATH=tests python -m faults --seed 7 --kills 50
 
-The last line of its output is one JSON object: kills, by_component, lost, duplicated, sum_holds, seed. The exit
-status is 0 only when all kills landed and nothing was lost, duplicated or counted wrongly.
+The last line of its output is one JSON object: kills, by_component, lost, duplicated, sum_holds, seed. The
+exit status is 0 only when all kills landed and nothing was lost, duplicated or counted wrongly.
 """
 
 import argparse
@@ -51,7 +51,6 @@ def main() -> int:
             job = submit(stack.wiring, model, rng, number=number, num_lines=arguments.requests)
             tell(f"job {number}: {job.job_id}, {len(job.items)} lines and rows")
             executioner = Executioner(stack, watch, job, times)
-            executioner.submitted()
             for planned in batch:
                 kill = executioner.carry_out(planned)
                 if kill is None:

@@ -86,7 +86,7 @@ def in_order_of_time(kills: list[PlannedKill]) -> list[PlannedKill]:
 
 
 class Executioner:
-    """Kills what it is told to while one job runs, starts it again and sees that the job goes on."""
+    """Kills what it is told to while a job that was just submitted runs, starts it again and sees that the job goes on."""
 
     def __init__(self, stack: Stack, watch: Watch, job: Job, times: StageTimes) -> None:
         self.snapshots: list[Snapshot] = []
@@ -94,7 +94,8 @@ class Executioner:
         self._watch = watch
         self._job = job
         self._times = times
-        self._resubmitted_at_s: float | None = None
+        # When the job was handed to the deployment, until a flow run is seen.
+        self._submitted_at_s: float | None = time.monotonic()
 
     def carry_out(self, planned: PlannedKill) -> Kill | None:
         """Waits for the moment, kills, heals and waits until the job goes on; None where it came too late."""
@@ -189,21 +190,24 @@ class Executioner:
         self._stack.heal(lambda line: None)
 
     def _run_again_if_needed(self, standing: Standing) -> None:
-        """What an operator does who sees a job that nothing runs; and only once for a while."""
-        now_s = time.monotonic()
-        if self._stack.flow_processes() or standing.is_over:
+        """What an operator does who sees a job that nothing runs; once, unless nothing comes of it."""
+        if standing.is_over:
             return
-        if self._resubmitted_at_s is not None and now_s - self._resubmitted_at_s < RERUN_AFTER_S:
+        if self._stack.flow_processes():
+            self._submitted_at_s = None
+            return
+        now_s = time.monotonic()
+        if self._submitted_at_s is not None and now_s - self._submitted_at_s < RERUN_AFTER_S:
+            return
+        # Looked at once more: the flow run may just have ended, and the job with it.
+        latest = self._look()
+        if latest is None or latest.is_over:
             return
         try:
             run_again(self._stack.wiring, self._job)
-            self._resubmitted_at_s = now_s
+            self._submitted_at_s = now_s
         except BlendError:
             return  # Prefect is on its way up; the next look tries again
-
-    def submitted(self) -> None:
-        """The job was handed over just now."""
-        self._resubmitted_at_s = time.monotonic()
 
     def _look(self) -> Standing | None:
         try:

@@ -1,0 +1,56 @@
+"""What the kills of `make test-faults` come to: plan, tables and the last line."""
+
+import random
+from collections import Counter
+
+from faults.checks import Findings
+from faults.kills import Kill, in_order_of_time, plan_kills
+from faults.outcome import Outcome, kill_table
+from faults.stack import COMPONENTS
+
+
+def test_the_same_seed_plans_the_same_kills_and_another_seed_others() -> None:
+    assert plan_kills(50, random.Random(7)) == plan_kills(50, random.Random(7))
+    assert plan_kills(50, random.Random(7)) != plan_kills(50, random.Random(8))
+
+
+def test_fifty_kills_are_ten_of_each_component_through_every_stage() -> None:
+    kills = plan_kills(50, random.Random(1))
+
+    assert Counter(kill.component for kill in kills) == dict.fromkeys(COMPONENTS, 10)
+    assert {kill.stage for kill in kills} == {"ingest", "plan", "infer", "export", "report"}
+    assert {kill.stage for kill in kills if kill.component == "engine"} == {"infer"}
+
+
+def test_the_kills_of_a_job_follow_its_stages() -> None:
+    ordered = in_order_of_time(plan_kills(50, random.Random(1)))
+
+    stages = ["ingest", "plan", "infer", "export", "report"]
+    assert [stages.index(kill.stage) for kill in ordered] == sorted(
+        stages.index(kill.stage) for kill in ordered
+    )
+
+
+def test_the_last_line_has_exactly_the_promised_fields() -> None:
+    outcome = Outcome(kills=[Kill("s3", "plan", 0, 10, 2.0)])
+    outcome.add(Findings(lost={"a": "", "b": ""}, duplicated={"c": ""}, sum_holds=False))
+
+    assert outcome.as_json(7) == {
+        "kills": 1,
+        "by_component": {"engine": 0, "flow": 0, "prefect": 0, "s3": 1, "postgres": 0},
+        "lost": 2,
+        "duplicated": 1,
+        "sum_holds": False,
+        "seed": 7,
+    }
+    assert not outcome.is_clean
+
+
+def test_an_engine_that_outlived_its_flow_run_is_no_clean_outcome() -> None:
+    assert not Outcome(num_orphans=1).is_clean
+
+
+def test_the_table_has_the_median_and_the_worst_time() -> None:
+    kills = [Kill("s3", "plan", 0, 10, time_s) for time_s in (1.0, 9.0, 2.0)]
+
+    assert kill_table(kills).splitlines()[-1] == "| s3 | 3 | 2.0 s | 9.0 s |"
