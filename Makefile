@@ -5,12 +5,13 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON =
 PYTEST_ARGS =
+FAULTS_ARGS =
 # Where pip looks for torch beside its own index. On Linux that one has CUDA builds of several GB; name an index of
 # CPU builds here to do without.
 TORCH_INDEX_URL =
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo test test-fast lint format bench-ingest bench-record bench-engine clean
+.PHONY: help setup demo test test-fast test-faults lint format bench-ingest bench-record bench-engine clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -51,6 +52,9 @@ test: $(STAMP) ## run every test; PYTEST_ARGS adds options
 
 test-fast: $(STAMP) ## run the tests that start no service
 	$(BIN)/pytest -m "not bench and not slow" tests/unit $(PYTEST_ARGS)
+
+test-faults: $(STAMP) ## kill every component 50 times in all while jobs run; FAULTS_ARGS="--seed 7" repeats a run
+	@PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS_ARGS)
 
 lint: $(STAMP) ## check format, lint, types and import rules
 	$(BIN)/ruff format --check .

@@ -86,7 +86,7 @@ def in_order_of_time(kills: list[PlannedKill]) -> list[PlannedKill]:
 
 
 class Executioner:
-    """Kills what it is told to while a job that was just submitted runs, starts it again and sees that the job goes on."""
+    """Kills what it is told to while a just submitted job runs, heals, and sees that the job goes on."""
 
     def __init__(self, stack: Stack, watch: Watch, job: Job, times: StageTimes) -> None:
         self.snapshots: list[Snapshot] = []
