@@ -13,9 +13,12 @@ from faults.stack import COMPONENTS, Stack
 
 from blend_core.errors import BlendError, StorageUnavailableError
 
+# Of fifty kills; a flow process and a Prefect server take longest to come up again.
+SHARES = {"engine": 14, "flow": 7, "prefect": 6, "s3": 12, "postgres": 11}
 # Where the services and the flow process are killed; the engine lives in `infer` only.
 STAGE_WEIGHTS = {"ingest": 4, "plan": 3, "infer": 6, "export": 4, "report": 3}
 POLL_S = 0.01
+PROCESS_POLL_S = 0.5
 STUCK_AFTER_S = 180.0
 RERUN_AFTER_S = 45.0
 
@@ -67,8 +70,15 @@ class StageTimes:
 
 
 def plan_kills(num_kills: int, rng: random.Random) -> list[PlannedKill]:
-    """As many kills of each component as of any other, in random order at random moments."""
-    components = [COMPONENTS[index % len(COMPONENTS)] for index in range(num_kills)]
+    """Kills of all components in their shares, in random order at random moments."""
+    weights = [SHARES[component] / sum(SHARES.values()) for component in COMPONENTS]
+    due = [0.0] * len(COMPONENTS)
+    components = []
+    for _ in range(num_kills):
+        due = [each + weight for each, weight in zip(due, weights, strict=True)]
+        first = max(range(len(COMPONENTS)), key=due.__getitem__)
+        due[first] -= 1.0
+        components.append(COMPONENTS[first])
     rng.shuffle(components)
     return [plan_kill(component, rng) for component in components]
 
@@ -94,6 +104,7 @@ class Executioner:
         self._watch = watch
         self._job = job
         self._times = times
+        self._look_for_processes_at_s = 0.0
         # When the job was handed to the deployment, until a flow run is seen.
         self._submitted_at_s: float | None = time.monotonic()
 
@@ -143,9 +154,10 @@ class Executioner:
                     self._times.seen_s[planned.stage].append(time.monotonic() - entered_s)
                 return None
             self._run_again_if_needed(standing)
-            if standing.stage == planned.stage and self._runs(planned.component):
+            if standing.stage == planned.stage:
                 entered_s = time.monotonic() if entered_s is None else entered_s
-                if self._is_moment(planned, standing, time.monotonic() - entered_s):
+                is_moment = self._is_moment(planned, standing, time.monotonic() - entered_s)
+                if is_moment and self._runs(planned.component):
                     return standing
             time.sleep(POLL_S)
         return None
@@ -191,12 +203,13 @@ class Executioner:
 
     def _run_again_if_needed(self, standing: Standing) -> None:
         """What an operator does who sees a job that nothing runs; once, unless nothing comes of it."""
-        if standing.is_over:
+        now_s = time.monotonic()
+        if standing.is_over or now_s < self._look_for_processes_at_s:
             return
+        self._look_for_processes_at_s = now_s + PROCESS_POLL_S
         if self._stack.flow_processes():
             self._submitted_at_s = None
             return
-        now_s = time.monotonic()
         if self._submitted_at_s is not None and now_s - self._submitted_at_s < RERUN_AFTER_S:
             return
         # Looked at once more: the flow run may just have ended, and the job with it.
