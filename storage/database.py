@@ -149,7 +149,8 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
         return StorageError(
             f"{safe_url} names a database that does not exist; create it or correct BLEND_DATABASE__URL."
         )
-    if isinstance(error, psycopg.OperationalError) or (
+    # An InterfaceError is what a connection says that was lost before.
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         isinstance(error, sqlalchemy.exc.DBAPIError) and error.connection_invalidated
     ):
         return StorageUnavailableError(

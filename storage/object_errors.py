@@ -4,6 +4,7 @@ from botocore.exceptions import (
     BotoCoreError,
     ClientError,
     HTTPClientError,
+    IncompleteReadError,
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
@@ -43,7 +44,8 @@ def is_transient(error: Exception) -> bool:
         return status >= 500 or error_code(error) in ("SlowDown", "RequestTimeout", "RequestTimeTooSkewed")
     if isinstance(error, NoCredentialsError | PartialCredentialsError | ParamValidationError):
         return False
-    return isinstance(error, HTTPClientError | HTTPError) or "Connection" in type(error).__name__
+    broken_off = HTTPClientError | HTTPError | IncompleteReadError
+    return isinstance(error, broken_off) or "Connection" in type(error).__name__
 
 
 def source_error(error: Exception, uri: str) -> SourceError:

@@ -194,7 +194,9 @@ def _source_error(error: psycopg.Error) -> SourceError:
         return SourceError(f"The query writes ({primary}); a source only reads.")
     if "authentication failed" in str(error):
         return SourceError("The SQL source refused the user or password; correct its URL.")
-    if isinstance(error, psycopg.OperationalError) and not sqlstate.startswith(("22", "42", "53", "57014")):
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not sqlstate.startswith(
+        ("22", "42", "53", "57014")
+    ):
         return SourceUnavailableError(
             "The SQL source did not answer or broke off; check its URL and its server."
         )
