@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -24,12 +25,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Cancelling
 
 from blend_core.errors import ConfigurationError
-from flows.deployments import submit_job
+from flows.deployments import resubmit_job, submit_job
 from flows.job_parts import SqlSource
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 from storage.jobs import JobStatus, get_job, list_jobs
-from storage.results import counts
+from storage.results import counts, iter_results
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]
 
@@ -218,3 +219,24 @@ def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
     assert job.num_succeeded >= 10
     assert job.num_succeeded + job.num_cancelled == job.num_total == 2_000
     assert job.output_uri
+
+
+def test_a_job_whose_flow_process_was_killed_is_continued_through_prefect(
+    client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
+) -> None:
+    parts = with_prefect(wiring, environment)
+    job_id = submit_job(parts, make_job(num_chats=400, max_tokens=40)).job_id
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+
+    for process in psutil.Process().children(recursive=True):
+        if "prefect.engine" in process.cmdline():
+            process.kill()
+    kept = {row.seq: row for row in iter_results(wiring.database, job_id) if row.status is not None}
+    again = resubmit_job(parts, job_id)
+    flow_run = wait_for(lambda: _ended(client, again.flow_run_id), timeout_s=120)
+
+    assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
+    assert len(kept) >= 10
+    rows = {row.seq: row for row in iter_results(wiring.database, job_id)}
+    assert len(rows) == 400
+    assert {seq: rows[seq] for seq in kept} == kept

@@ -63,8 +63,9 @@ def test_a_query_without_a_template_is_a_usage_error(blend: Callable[..., Any], 
     assert "--prompt" in ran.stderr
 
 
-def test_a_job_that_is_continued_takes_no_options(blend: Callable[..., Any]) -> None:
-    ran = blend("run", "--job-id", "job_x", "--policy", "dfs")
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_a_job_that_is_continued_takes_no_options(blend: Callable[..., Any], command: str) -> None:
+    ran = blend(command, "--job-id", "job_x", "--policy", "dfs")
     assert ran.status == 2
     assert "--job-id" in ran.stderr
 
