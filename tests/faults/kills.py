@@ -91,8 +91,19 @@ def plan_kill(component: str, rng: random.Random) -> PlannedKill:
 
 
 def in_order_of_time(kills: list[PlannedKill]) -> list[PlannedKill]:
-    """The kills of one job, the earliest first."""
-    return sorted(kills, key=lambda kill: (STAGES.index(kill.stage), kill.moment, kill.component))
+    """The kills of one job, the earliest first; in each stage Prefect's last.
+
+    The job goes on while Prefect comes up, which takes longest, and would pass by the moments of the others.
+    """
+    return sorted(
+        kills,
+        key=lambda kill: (
+            STAGES.index(kill.stage),
+            kill.component == "prefect",
+            kill.moment,
+            kill.component,
+        ),
+    )
 
 
 class Executioner:
