@@ -1,12 +1,13 @@
 """The progress artifact of a flow run: there at once, moved seldom, never in the way of the run."""
 
 import logging
-from typing import Any
+import threading
 from uuid import UUID, uuid4
 
 import pytest
 
-from flows import run_batch
+from flows import progress_artifact
+from flows.progress_artifact import ProgressArtifact
 from flows.run_batch import ARTIFACT_INTERVAL_S, PrefectProgress
 
 Shown = list[tuple[float, str]]
@@ -14,20 +15,11 @@ Shown = list[tuple[float, str]]
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
-    """What Prefect was told, as (percent, description)."""
+    """What is to be shown, as (percent, description)."""
     told: Shown = []
-
-    def create(percent: float, *, key: str, description: str) -> UUID:
-        assert key == "progress"
-        assert not told, "one artifact a run"
-        told.append((percent, description))
-        return uuid4()
-
-    def update(artifact_id: UUID, percent: float, *, description: str) -> None:
-        told.append((percent, description))
-
-    monkeypatch.setattr(run_batch, "create_progress_artifact", create)
-    monkeypatch.setattr(run_batch, "update_progress_artifact", update)
+    monkeypatch.setattr(
+        ProgressArtifact, "show", lambda self, percent, description: told.append((percent, description))
+    )
     return told
 
 
@@ -89,11 +81,42 @@ def test_a_job_with_nothing_to_run_is_done_at_its_report(progress: PrefectProgre
 def test_a_prefect_that_does_not_answer_disturbs_nothing(
     progress: PrefectProgress, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> UUID:
-        raise ConnectionError("away")
+    def refuse(*arguments: object, **options: object) -> None:
+        raise ConnectionError("secret")
 
-    monkeypatch.setattr(run_batch, "create_progress_artifact", refuse)
+    monkeypatch.setattr(progress_artifact, "create_progress_artifact", refuse)
     progress.stage_started("ingest", "reads")
-    progress.counted(1, 2)
+    progress.end()
 
-    assert "cannot be written (ConnectionError)" in caplog.text
+    assert "ConnectionError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_prefect_that_answers_slowly_holds_nobody_up_and_gets_the_latest(
+    progress: PrefectProgress, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: Shown = []
+    answer = threading.Event()
+    artifact_id = uuid4()
+
+    def create(percent: float, *, key: str, description: str) -> UUID:
+        assert answer.wait(30)
+        written.append((percent, description))
+        return artifact_id
+
+    def update(written_id: UUID, percent: float, *, description: str) -> None:
+        assert written_id == artifact_id
+        written.append((percent, description))
+
+    monkeypatch.setattr(progress_artifact, "create_progress_artifact", create)
+    monkeypatch.setattr(progress_artifact, "update_progress_artifact", update)
+    progress.stage_started("infer", "runs m")
+    for number in range(1, 50):
+        clock.now_s += ARTIFACT_INTERVAL_S
+        progress.counted(number, 100)
+    assert written == []
+    answer.set()
+    progress.end()
+
+    assert len(written) <= 3
+    assert written[-1][0] == 49.0
