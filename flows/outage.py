@@ -50,7 +50,7 @@ def through_outages(
             now_s = clock()
             if away_since_s is None or now_s - started_s >= NEW_OUTAGE_AFTER_S:
                 away_since_s, delay_s = now_s, FIRST_DELAY_S
-                note(f"{error} This goes on when it is back, for {GIVE_UP_AFTER_S / 60:.0f} minutes.")
+                note(f"{error} It is tried again, for {GIVE_UP_AFTER_S / 60:.0f} minutes.")
             if stop.reason is StopReason.INTERRUPTED or now_s - away_since_s >= GIVE_UP_AFTER_S:
                 raise
         if stop.reason is None:

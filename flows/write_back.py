@@ -1,5 +1,6 @@
 """Results of a job written back into a table of the user's."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from blend_core.errors import BlendError, ConfigurationError
@@ -8,7 +9,7 @@ from flows.wiring import Wiring
 from storage.job_outputs import set_job_write_back
 from storage.jobs import get_job
 from storage.ownership import Run
-from storage.results import iter_results
+from storage.results import ResultRow, iter_results
 from storage.write_back import WriteBackTarget, check_target, write_results
 
 
@@ -50,18 +51,28 @@ def write_back_results(
     """Upserts a job's results, and records and returns what came of it.
 
     A table that cannot be written never fails the job: `error` says why, and `blend write-back` does it
-    again. `run` is the run that writes, None for a job that has ended.
+    again. Where the platform's own database or object store is away, that is raised, and all of it is to be
+    done again. `run` is the run that writes, None for a job that has ended.
 
     Raises:
         StaleRunError: the run no longer owns the job.
-        StorageError: the outcome cannot be recorded.
+        StorageError: the results cannot be read, or the outcome cannot be recorded.
     """
+    model = get_job(wiring.database, job_id).model
+    own_errors: list[BlendError] = []
+
+    def results() -> Iterator[ResultRow]:
+        try:
+            yield from iter_results(wiring.database, job_id, objects=wiring.objects)
+        except BlendError as error:
+            own_errors.append(error)
+            raise
+
     outcome: dict[str, Any] = {"num_written": 0, "num_refused": 0, "num_without_key": 0, "error": None}
     try:
         target = write_back_target(wiring, spec)
         assert target is not None, "the job asks for it"
-        results = iter_results(wiring.database, job_id, objects=wiring.objects)
-        counts = write_results(target, job_id, get_job(wiring.database, job_id).model, results)
+        counts = write_results(target, job_id, model, results())
         outcome = {
             "num_written": counts.num_written,
             "num_refused": counts.num_refused,
@@ -69,6 +80,8 @@ def write_back_results(
             "error": counts.refused,
         }
     except BlendError as error:
+        if error in own_errors:
+            raise
         outcome["error"] = str(error)
     set_job_write_back(wiring.database, job_id, outcome, run)
     return outcome

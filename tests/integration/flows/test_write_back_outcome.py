@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from blend_core.errors import ConfigurationError
+from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.job_spec import BatchJobSpec
 from flows.preflight import check_table_to_write
 from flows.running import create_job
@@ -53,6 +53,16 @@ def test_a_server_that_is_away_is_a_note_on_the_job_and_before_the_night(
     assert "did not answer" in outcome["error"]
     assert "secret" not in outcome["error"]
     assert get_job(wiring.database, job_id).write_back == outcome
+
+
+def test_results_that_cannot_be_read_are_no_fault_of_the_table(
+    db: Database, closed_port: int, tmp_path: Path
+) -> None:
+    settings = Settings(home=tmp_path, targets={"shop": SecretStr(db.url)})
+    wiring = Wiring.from_settings(settings, Endpoints(f"postgresql://me@127.0.0.1:{closed_port}/x"))
+    with pytest.raises(StorageUnavailableError):
+        write_back_results(wiring, spec(), "job_x")
+    wiring.close()
 
 
 def test_a_missing_table_and_an_unknown_connection_are_wrong_before_the_night(

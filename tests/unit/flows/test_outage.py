@@ -59,7 +59,7 @@ def test_work_is_done_again_until_the_service_is_back_and_told_once(
 
     assert value == "done"
     assert clock.delays_s == [0.5, 1.0, 2.0, 4.0, 5.0]
-    assert notes == ["Away. This goes on when it is back, for 10 minutes."]
+    assert notes == ["Away. It is tried again, for 10 minutes."]
 
 
 def test_an_error_that_another_try_does_not_mend_passes_through(clock: Clock, stop: StopSignal) -> None:
