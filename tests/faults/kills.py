@@ -17,7 +17,9 @@ from blend_core.errors import BlendError, StorageUnavailableError
 SHARES = {"engine": 14, "flow": 7, "prefect": 6, "s3": 12, "postgres": 11}
 # Where the services and the flow process are killed; the engine lives in `infer` only.
 STAGE_WEIGHTS = {"ingest": 4, "plan": 3, "infer": 6, "export": 4, "report": 3}
-POLL_S = 0.01
+# A look is a query: it takes a part of a core that the job needs. The short stages are over in a moment.
+POLL_S = 0.05
+POLL_OF_SHORT_STAGES_S = 0.01
 PROCESS_POLL_S = 0.5
 STUCK_AFTER_S = 180.0
 RERUN_AFTER_S = 45.0
@@ -159,6 +161,7 @@ class Executioner:
         while time.monotonic() < deadline_s:
             standing = self._look()
             if standing is None:
+                time.sleep(POLL_S)
                 continue
             if standing.rank > wanted:
                 if entered_s is not None and planned.stage != "infer":
@@ -170,7 +173,7 @@ class Executioner:
                 is_moment = self._is_moment(planned, standing, time.monotonic() - entered_s)
                 if is_moment and self._runs(planned.component):
                     return standing
-            time.sleep(POLL_S)
+            time.sleep(_poll_s(planned, standing))
         return None
 
     def _runs(self, component: str) -> bool:
@@ -238,3 +241,9 @@ class Executioner:
             return self._watch.standing(self._job)
         except (psycopg.Error, StorageUnavailableError):
             return None
+
+
+def _poll_s(planned: PlannedKill, standing: Standing) -> float:
+    """How long until the next look: not long where a short stage is waited for and may begin now."""
+    is_far = standing.stage == "infer" and standing.num_done < 0.9 * standing.num_total
+    return POLL_S if is_far or planned.stage == "infer" else POLL_OF_SHORT_STAGES_S
