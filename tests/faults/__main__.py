@@ -21,7 +21,7 @@ from faults.kills import Executioner, Kill, StageTimes, in_order_of_time, plan_k
 from faults.outcome import Outcome, kill_table, stage_table
 from faults.stack import stack_under_test
 
-KILLS_PER_JOB = 11
+KILLS_PER_JOB = 16
 MAX_JOBS_PER_KILL = 2
 
 
