@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from blend_core.engines.process import EngineProcess
@@ -52,6 +53,9 @@ def test_the_next_run_starts_when_the_engine_of_a_killed_process_is_gone() -> No
         pid = int(parent.stdout.readline())
         # A stopped engine cannot notice that its parent died: the device must stay taken as long.
         os.kill(pid, signal.SIGSTOP)
+        # Until the stop has reached it, a thread of it that sees the parent's end may still act on that.
+        while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         parent.kill()
         parent.wait()
         notes: list[str] = []
