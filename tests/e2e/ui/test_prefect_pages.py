@@ -70,7 +70,7 @@ def test_the_form_tells_of_every_field_what_it_is_and_what_may_be_given(page: Pa
     expect(form.field("Completion window in hours")).to_contain_text("more than 0, at most a year (8760)")
     expect(form.control("Completion window in hours")).to_have_value("24")
     expect(form.control("Longest answer")).to_have_value("256")
-    assert form.choose("Policy", "fcfs") == ["dual_scan", "dfs", "fcfs", "random"]
+    assert form.choose("Policy", "fcfs") == ["density_matched", "dual_scan", "dfs", "fcfs", "random"]
     assert form.choose("Repeated custom_id", "job") == ["row", "job"]
     expect(form.field("job_id")).to_contain_text("Leave it at None to make a new job")
     form.add_item("SQL queries")
