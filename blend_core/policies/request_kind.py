@@ -126,9 +126,10 @@ def request_density(
     times: StepTimeModel, num_prompt_tokens: int, num_shared_tokens: int, output_tokens: float
 ) -> float:
     """Returns `Work.density` of one request of known length."""
-    compute_s = times.gemm_s_per_token * (
-        num_prompt_tokens - num_shared_tokens + output_tokens
-    ) + times.prefill_s_per_token_sq * (num_prompt_tokens**2 - num_shared_tokens**2)
-    return compute_s / (
-        times.decode_s_per_kv_token * (num_prompt_tokens * output_tokens + output_tokens**2 / 2.0)
-    )
+    # Not by way of a kind: this is asked of every request when sides are sorted.
+    return Work(
+        num_prefill_tokens=num_prompt_tokens - num_shared_tokens,
+        prefill_tokens_sq=num_prompt_tokens**2 - num_shared_tokens**2,
+        num_output_tokens=output_tokens,
+        decode_kv_tokens=num_prompt_tokens * output_tokens + output_tokens**2 / 2.0,
+    ).density(times)
