@@ -166,6 +166,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             return
         if self._ledger.phase[slot] is Phase.WAITING:
             self._sides.leave(slot)
+            if slot == self._candidate:
+                self._candidate, self._look_again_at = None, self._ledger.clock
         elif slot in self._in_flight:
             lengths = self._sides.kind(slot).lengths
             if lengths is not None:
