@@ -26,18 +26,23 @@ _OCTAVES: Final = 2
 """Prompts of one kind differ in length by less than this many powers of two."""
 
 
-def group_requests(requests: PromptSet, tree: PrefixTree, is_hidden: npt.NDArray[np.bool_]) -> Ints:
+def group_requests(
+    requests: PromptSet, tree: PrefixTree, is_hidden: npt.NDArray[np.bool_], template: Ints
+) -> Ints:
     """Groups requests whose answers' lengths are likely to be alike.
 
     Those behind a common prefix that many share are one kind: it is their template. The others are alike
     where bound and order of magnitude of the prompt are. Small kinds join those with the same bound. Where
     there are more bounds than `MAX_NUM_GROUPS`, as where each prompt is given what the context leaves, bounds
-    count as the same up to a factor of two.
+    count as the same up to a factor of two. No kind has requests of two templates that earlier nights tell
+    something about.
 
     Args:
         requests: the requests that the tree was built from.
         tree: their prefix tree.
         is_hidden: `(num_requests,)` which lengths are not known, row by row of the requests.
+        template: `(num_requests,)` prompt templates to tell apart, `MAX_NUM_GROUPS / 2` at most; -1 for the
+            others.
 
     Returns:
         `(num_requests,)` number of the kind, from 0; -1 where the length is known.
@@ -46,16 +51,19 @@ def group_requests(requests: PromptSet, tree: PrefixTree, is_hidden: npt.NDArray
     group = np.full(len(requests), -1, dtype=np.int64)
     if len(rows) == 0:
         return group
-    bound = requests.max_tokens[rows].astype(np.int64)
-    if len(np.unique(bound)) > MAX_NUM_GROUPS:
+    bound, told = requests.max_tokens[rows].astype(np.int64), template[rows]
+    if _num_pairs(bound, told) > MAX_NUM_GROUPS:
         bound = np.ceil(np.log2(bound)).astype(np.int64)
+    if _num_pairs(bound, told) > MAX_NUM_GROUPS:
+        # What is told of a template holds for every bound.
+        bound = np.where(told >= 0, -1, bound)
     octave = np.log2(np.maximum(requests.num_prompt_tokens[rows], 1)).astype(np.int64) // _OCTAVES
     top = _top_nodes(tree.parent)[tree.leaf_parent][is_hidden[tree.leaf_row]]
     size = MIN_GROUP_SIZE
-    number = _numbered(bound, octave, top, size)
+    number = _numbered(bound, told, octave, top, size)
     while number.max() >= MAX_NUM_GROUPS:
         size *= 2
-        number = _numbered(bound, octave, top, size)
+        number = _numbered(bound, told, octave, top, size)
     group[rows] = number
     return group
 
@@ -115,17 +123,21 @@ def mix_alike(order: Ints, kind: Ints, is_alone: npt.NDArray[np.bool_], seed: in
     return mixed
 
 
-def _numbered(bound: Ints, octave: Ints, top: Ints, min_size: int) -> Ints:
-    """Numbers kinds, small ones joined to others of their bound."""
+def _num_pairs(bound: Ints, template: Ints) -> int:
+    return len(np.unique(np.stack((bound, template), axis=1), axis=0))
+
+
+def _numbered(bound: Ints, template: Ints, octave: Ints, top: Ints, min_size: int) -> Ints:
+    """Numbers kinds, small ones joined to others of their bound and template."""
     _, place, size = np.unique(top, return_inverse=True, return_counts=True)
     min_subtree_size = MIN_SUBTREE_SIZE * min_size // MIN_GROUP_SIZE
-    template = np.where((top > 0) & (size[place] >= min_subtree_size), top, 0)
-    octave = np.where(template > 0, -1, octave)
-    keys = np.stack((bound, template, octave), axis=1)
+    prefix = np.where((top > 0) & (size[place] >= min_subtree_size), top, 0)
+    octave = np.where(prefix > 0, -1, octave)
+    keys = np.stack((bound, template, prefix, octave), axis=1)
     _, number, size = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     number = number.ravel()
     is_small = size[number] < min_size
-    keys[is_small, 1:] = -2
+    keys[is_small, 2:] = -2
     _, number = np.unique(keys, axis=0, return_inverse=True)
     return np.asarray(number.ravel(), dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""How long answers will be: exact where preset, from samples where there are some, else from `max_tokens`.
+"""How long answers will be: exact where preset, else from earlier nights, samples or `max_tokens`.
 
 Nothing here sees a length before its request has run. Estimates carry `E[d]` and `E[d^2]`, because `memory_s`
 is convex in `d`: the square of a mean understates it.
@@ -13,6 +13,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from blend_core.length_priors import LengthPriors
 from blend_core.prefix_tree import PrefixTree
 from blend_core.prompt_set import PromptSet
 
@@ -49,12 +50,18 @@ def preset_lengths(requests: PromptSet) -> npt.NDArray[np.bool_]:
 
 
 def estimate_output_lengths(
-    requests: PromptSet, tree: PrefixTree, samples: Mapping[int, int] | None = None
+    requests: PromptSet,
+    tree: PrefixTree,
+    samples: Mapping[int, int] | None = None,
+    priors: LengthPriors | None = None,
 ) -> OutputLengths:
     """Estimates every answer's length.
 
-    Preset lengths are exact, and so are those of requests that `samples` names. The others get mean and
-    second moment of the samples under the lowest node above them that has any: their own subtree, or the
+    Preset lengths are exact, and so are those of requests that `samples` names. Of the others, those whose
+    prompt template earlier nights tell enough about (`LengthPriors.telling`) get mean and second moment of
+    its answers, samples of the same template counted beside `TemplateLengths.weight` earlier ones.
+
+    The rest get mean and second moment of the samples under the lowest node above them that has any: their own subtree, or the
     siblings nearest to it (BlendServe §5.1). Under the root, where prompts have nothing in common, they get
     those of the samples with the same `max_tokens` if there are any. Without any sample a length is taken as
     uniform between `min_tokens` and `max_tokens`.
@@ -64,6 +71,7 @@ def estimate_output_lengths(
         tree: their prefix tree.
         samples: measured output tokens by `seq`. Samples of requests that are not in the tree count at the
             root.
+        priors: what earlier nights tell, row by row of the requests.
     """
     upper = requests.max_tokens.astype(np.float64)
     lower = np.clip(requests.min_tokens.astype(np.float64), 1.0, upper)
@@ -82,6 +90,12 @@ def estimate_output_lengths(
     else:
         mean = (lower + upper) / 2.0
         second_moment = mean * mean + (upper - lower) ** 2 / 12.0
+    if priors is not None:
+        template = priors.telling()
+        rows = np.flatnonzero(template >= 0)
+        earlier_mean, earlier_sq = _earlier_moments(priors, template, telling, requests.seq)
+        mean[rows] = np.clip(earlier_mean[template[rows]], lower[rows], upper[rows])
+        second_moment[rows] = np.clip(earlier_sq[template[rows]], lower[rows] ** 2, upper[rows] ** 2)
     exact = np.where(has_run, measured, upper)
     known = preset | has_run
     mean[known] = exact[known]
@@ -170,6 +184,25 @@ def _sampled_moments(
         mean[rows] = (np.bincount(group, measured[sampled]) / number)[place]
         second_moment[rows] = (np.bincount(group, measured[sampled] ** 2) / number)[place]
     return mean, second_moment
+
+
+def _earlier_moments(
+    priors: LengthPriors,
+    template: npt.NDArray[np.int64],
+    measured: npt.NDArray[np.float64],
+    seq: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Returns `E[d]` and `E[d^2]` for each template: its earlier answers, and those measured tonight."""
+    weight = np.array([one.weight for one in priors.templates])
+    total = np.array([one.weight / one.num_answers * one.sum_tokens for one in priors.templates])
+    total_sq = np.array([one.weight / one.num_answers * one.sum_tokens_sq for one in priors.templates])
+    rows = np.flatnonzero((template >= 0) & ~np.isnan(measured))
+    # Summed in the order of seq, so that the order of the rows changes no last digit.
+    rows = rows[np.argsort(seq[rows])]
+    np.add.at(weight, template[rows], 1.0)
+    np.add.at(total, template[rows], measured[rows])
+    np.add.at(total_sq, template[rows], measured[rows] ** 2)
+    return total / weight, total_sq / weight
 
 
 @numba.njit(cache=True, nogil=True)

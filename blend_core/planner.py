@@ -10,6 +10,7 @@ import numpy.typing as npt
 from blend_core.errors import ConfigurationError, PlanError
 from blend_core.length_distribution import length_counts
 from blend_core.length_groups import choose_group_samples, group_requests, mix_alike
+from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.output_length import (
     OutputLengths,
     choose_samples,
@@ -72,6 +73,7 @@ def build_plan(
     config: PlanConfig,
     samples: Mapping[int, int] | None = None,
     revision: int = 0,
+    priors: LengthPriors | None = None,
 ) -> Plan:
     """Plans the requests. Deterministic: rows in another order give the same plan, byte for byte.
 
@@ -80,8 +82,9 @@ def build_plan(
     ones; samples whose requests are left out count for the job as a whole only.
 
     Where lengths are hidden and there are no samples, a plan for `dual_scan` or `density_matched` marks the
-    requests to sample as `lead`; they stay at their place in the order. The plan is not simulated:
-    `progress`, `planned_density` and `estimated_duration_s` are empty.
+    requests to sample as `lead`; they stay at their place in the order. Requests whose template earlier
+    nights tell enough about (`LengthPriors.telling`) are estimated from those nights and never sampled. The
+    plan is not simulated: `progress`, `planned_density` and `estimated_duration_s` are empty.
 
     Args:
         requests: prompts and bounds; not mutated.
@@ -90,12 +93,13 @@ def build_plan(
         config: policy and options.
         samples: output tokens of finished requests by `seq`.
         revision: number of the plan.
+        priors: what earlier nights tell, row by row of the requests.
 
     Raises:
         PlanError: there is nothing to plan.
     """
     tree = build_prefix_tree(requests, config.block_size)
-    return plan_tree(requests, tree, model, device, config, samples, revision)
+    return plan_tree(requests, tree, model, device, config, samples, revision, priors=priors)
 
 
 def plan_tree(
@@ -107,16 +111,19 @@ def plan_tree(
     samples: Mapping[int, int] | None = None,
     revision: int = 0,
     lengths: OutputLengths | None = None,
+    priors: LengthPriors | None = None,
 ) -> Plan:
     """Returns what `build_plan` does, from the requests' prefix tree at the configured block size.
 
-    `lengths`, where given, are the estimates to plan with in place of those from bounds and samples.
+    `lengths`, where given, are the estimates to plan with in place of those from bounds, samples and earlier
+    nights.
 
     Raises:
         PlanError: there is nothing to plan.
     """
+    priors = priors or no_priors(len(requests))
     if lengths is None:
-        lengths = estimate_output_lengths(requests, tree, samples)
+        lengths = estimate_output_lengths(requests, tree, samples, priors)
     if samples:
         finished = np.isin(requests.seq, np.fromiter(samples.keys(), dtype=np.int64, count=len(samples)))
         whole, tree = tree, without_leaves(tree, requests, finished)
@@ -125,13 +132,16 @@ def plan_tree(
     if len(tree) == 0:
         raise PlanError("No request is left to plan; there is nothing to run.")
 
-    group, length_groups = _length_groups(requests, whole, lengths, samples or {})
+    telling = priors.telling()
+    group, length_groups = _length_groups(requests, whole, lengths, samples or {}, priors, telling)
     # The dual scan is the paper's: it knows mean lengths only. The estimates in the plan keep their spread.
     scanned = lengths.without_spread() if config.policy == "dual_scan" else lengths
-    order = _planned_order(tree, scanned, group, requests.max_tokens, model, device, config)
+    alike = np.where(group >= 0, requests.max_tokens + (telling + 1) * (1 << 31), -1)
+    order = _planned_order(tree, scanned, alike, model, device, config)
     lead = np.zeros(len(requests), dtype=np.bool_)
     if not samples:
-        lead = np.isin(requests.seq, _samples(tree, lengths, group, config))
+        is_hidden = ~lengths.known & (telling < 0)
+        lead = np.isin(requests.seq, _samples(tree, is_hidden, group, config))
 
     prompt = requests.num_prompt_tokens[order]
     shared = requests.shared_with_previous(order, config.block_size)
@@ -159,12 +169,17 @@ def plan_tree(
 
 
 def _length_groups(
-    requests: PromptSet, tree: PrefixTree, lengths: OutputLengths, samples: Mapping[int, int]
+    requests: PromptSet,
+    tree: PrefixTree,
+    lengths: OutputLengths,
+    samples: Mapping[int, int],
+    priors: LengthPriors,
+    telling: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], tuple[LengthGroup, ...]]:
-    """Returns the kind of each row, -1 where its length is preset or known, and what samples tell of
-    kinds."""
+    """Returns the kind of each row, -1 where its length is preset or known, and what samples and earlier
+    nights tell of kinds."""
     is_preset = preset_lengths(requests)
-    group = group_requests(requests, tree, ~is_preset)
+    group = group_requests(requests, tree, ~is_preset, telling)
     sampled = np.flatnonzero(np.isin(requests.seq, np.fromiter(samples, dtype=np.int64, count=len(samples))))
     observed: dict[int, list[int]] = {}
     for row in sampled.tolist():
@@ -173,8 +188,12 @@ def _length_groups(
     bounds = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     rows = np.flatnonzero(group >= 0)
     np.maximum.at(bounds, group[rows], requests.max_tokens[rows])
-    for number, bound in enumerate(bounds.tolist()):
+    templates = np.full(len(bounds), -1, dtype=np.int64)
+    templates[group[rows]] = telling[rows]
+    for number, (bound, template) in enumerate(zip(bounds.tolist(), templates.tolist(), strict=True)):
         counts = length_counts(observed.get(number, []))
+        if template >= 0:
+            counts += priors.templates[template].counts(bound)
         groups.append(
             LengthGroup(
                 bound,
@@ -186,35 +205,42 @@ def _length_groups(
 
 
 def _samples(
-    tree: PrefixTree, lengths: OutputLengths, group: npt.NDArray[np.int64], config: PlanConfig
+    tree: PrefixTree,
+    is_hidden: npt.NDArray[np.bool_],
+    group: npt.NDArray[np.int64],
+    config: PlanConfig,
 ) -> npt.NDArray[np.int64]:
-    """Returns the seqs to run first."""
+    """Returns the seqs to run first, out of the rows of which nothing is known."""
     if config.policy == "dual_scan":
-        return choose_samples(tree, ~lengths.known[tree.leaf_row], config.sample_fraction, config.seed)
+        return choose_samples(tree, is_hidden[tree.leaf_row], config.sample_fraction, config.seed)
     if config.policy == "density_matched":
-        return choose_group_samples(tree, group[tree.leaf_row], config.sample_fraction, config.seed)
+        hidden_group = np.where(is_hidden, group, -1)[tree.leaf_row]
+        return choose_group_samples(tree, hidden_group, config.sample_fraction, config.seed)
     return np.empty(0, dtype=np.int64)
 
 
 def _planned_order(
     tree: PrefixTree,
     lengths: OutputLengths,
-    group: npt.NDArray[np.int64],
-    max_tokens: npt.NDArray[np.int32],
+    alike: npt.NDArray[np.int64],
     model: ModelSpec,
     device: DeviceProfile,
     config: PlanConfig,
 ) -> npt.NDArray[np.int64]:
-    """Returns the rows of the tree's leaves in planned order."""
+    """Returns the rows of the tree's leaves in planned order.
+
+    `alike` numbers, row by row, requests that are the same as far as bound and earlier nights tell; below 0
+    where the length is known.
+    """
     if config.policy in ("dual_scan", "density_matched"):
         # Splits make the dual scan's two ends steeper; a policy that looks at every kind needs none.
         sharing_kept = config.sharing_kept if config.policy == "dual_scan" else 1.0
         order = tree.leaf_row[order_by_density(tree, lengths, model, device, sharing_kept)]
         if config.policy == "dual_scan":
             return order
-        is_alone = np.zeros(len(group), dtype=np.bool_)
+        is_alone = np.zeros(len(alike), dtype=np.bool_)
         is_alone[tree.leaf_row] = tree.leaf_parent == 0
-        return mix_alike(order, np.where(group >= 0, max_tokens, -1), is_alone, config.seed)
+        return mix_alike(order, alike, is_alone, config.seed)
     if config.policy == "dfs":
         return tree.leaf_row
     by_seq = tree.leaf_row[np.argsort(tree.seq, kind="stable")]
