@@ -61,10 +61,10 @@ def estimate_output_lengths(
     prompt template earlier nights tell enough about (`LengthPriors.telling`) get mean and second moment of
     its answers, samples of the same template counted beside `TemplateLengths.weight` earlier ones.
 
-    The rest get mean and second moment of the samples under the lowest node above them that has any: their own subtree, or the
-    siblings nearest to it (BlendServe §5.1). Under the root, where prompts have nothing in common, they get
-    those of the samples with the same `max_tokens` if there are any. Without any sample a length is taken as
-    uniform between `min_tokens` and `max_tokens`.
+    The rest get mean and second moment of the samples under the lowest node above them that has any: their
+    own subtree, or the siblings nearest to it (BlendServe §5.1). Under the root, where prompts have nothing
+    in common, they get those of the samples with the same `max_tokens` if there are any. Without any sample
+    a length is taken as uniform between `min_tokens` and `max_tokens`.
 
     Args:
         requests: the requests that the tree was built from.

@@ -30,6 +30,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
 
+    @property
+    def has_preset_length(self) -> bool:
+        """Whether the answer's length is fixed before it runs, as `output_length.preset_lengths` says of
+        many."""
+        return self.min_tokens >= self.max_tokens or self.max_tokens == 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:

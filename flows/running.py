@@ -29,6 +29,7 @@ from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
 from storage.jobs import JobStatus, close_pending, get_job, request_cancel, set_job_status
+from storage.output_lengths import remember_output_lengths
 from storage.results import counts
 from storage.runs import heartbeat
 
@@ -229,6 +230,9 @@ def _run_to_end(context: JobContext, run_stage: StageRunner) -> None:
         if context.stop.reason is None:
             _run_stage("infer", f"runs {context.spec.model}", infer_job, context, run_stage)
     end = _settle(context)
+    if end is JobStatus.COMPLETED:
+        # Not of a job that was cut off: the answers that come first are the short ones.
+        remember_output_lengths(database, context.run)
     _run_stage("export", "writes output objects", export_job, context, run_stage)
     if context.spec.write_back is not None:
         _run_stage("write back", "upserts results into your table", write_back_job, context, run_stage)

@@ -26,6 +26,7 @@ _REQUEST_COLUMNS = {
     "job_id": "text", "seq": "int8", "is_valid": "bool", "custom_id": "text", "source_uri": "text",
     "source_line": "int8", "endpoint": "text", "model": "text", "num_prompt_tokens": "int8",
     "max_tokens": "int8", "prompt_excerpt": "text", "shard_index": "int8", "text_cleaned": "bool",
+    "prompt_template": "text",
 }  # fmt: skip
 _RESULT_COLUMNS = {
     "job_id": "text", "seq": "int8", "status": "text", "error_code": "text", "error_message": "text",
@@ -49,6 +50,8 @@ class RequestRow:
         max_tokens: upper bound of the answer; None for a bad line.
         prompt_excerpt: first characters of the prompt, of the raw line for a bad one.
         shard_index: request shard that holds the token ids; None for a bad line.
+        prompt_template: what requests whose answers are likely to be alike have in common, as a short key of
+            plain letters; None where the length of the answer is preset, and for a bad line.
     """
 
     seq: int
@@ -61,6 +64,7 @@ class RequestRow:
     max_tokens: int | None = None
     prompt_excerpt: str | None = None
     shard_index: int | None = None
+    prompt_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +261,7 @@ class RequestWriter:
         return (
             self._job_id, row.seq, entry.code is None, custom_id, source_uri, row.source_line, endpoint,
             model, row.num_prompt_tokens, row.max_tokens, excerpt, row.shard_index, is_cleaned,
+            row.prompt_template,
         )  # fmt: skip
 
     def _result(self, entry: _Entry) -> tuple[Any, ...]:
@@ -275,7 +280,7 @@ class RequestWriter:
 
 def _refused(entry: _Entry, error: Exception) -> _Entry:
     """The error row that stands for a row which the database refused: only what it surely takes."""
-    row = replace(entry.row, num_prompt_tokens=None, max_tokens=None, shard_index=None)
+    row = replace(entry.row, num_prompt_tokens=None, max_tokens=None, shard_index=None, prompt_template=None)
     if isinstance(error, psycopg.errors.UniqueViolation):
         message = "Another request of the job has this custom_id; make custom_id unique."
         return _Entry(row, RequestErrorCode.DUPLICATE_CUSTOM_ID, message)

@@ -72,6 +72,7 @@ batch_job = Table(
     Column("logical_date", Date, nullable=False),
     _text("nightly", nullable=True),
     Column("write_back", JSONB, nullable=True),
+    _time("lengths_counted_at"),
 )
 
 job_source = Table(
@@ -200,10 +201,14 @@ output_length_stat = Table(
     metadata,
     _text("model", key=True),
     _text("prompt_template", key=True),
-    _count("num_samples"),
+    _real("num_samples"),
     _real("sum_output_tokens"),
     _real("sum_output_tokens_sq"),
     _time("updated_at", nullable=False),
+    _count("max_tokens"),
+    Column("bin_tokens", ARRAY(BigInteger), nullable=False),
+    Column("bin_samples", ARRAY(Double), nullable=False),
+    _text("job_id"),
 )
 
 request = Table(
@@ -222,6 +227,7 @@ request = Table(
     _text("prompt_excerpt", nullable=True),
     _count("shard_index", nullable=True),
     Column("text_cleaned", Boolean, nullable=False),
+    _text("prompt_template", nullable=True),
 )
 
 result = Table(

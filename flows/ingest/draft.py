@@ -33,6 +33,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
         prompt_token_ids: token ids of a completion, not negative; the vocabulary is not checked here.
         sampling: complete, except that `max_tokens` may still be more than the context has room for.
         body: the bytes that it came from.
+        prompt_template: key of what it has in common with requests whose answers are likely to be alike.
     """
 
     custom_id: str | None
@@ -44,6 +45,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     prompt_token_ids: list[int] | None
     sampling: SamplingParams
     body: bytes
+    prompt_template: str
 
 
 class SourceItem(msgspec.Struct, frozen=True, gc=False):

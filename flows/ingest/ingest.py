@@ -189,6 +189,7 @@ def _write_request(
             max_tokens=request.sampling.max_tokens,
             prompt_excerpt=item.excerpt,
             shard_index=shards.add(request, draft.body),
+            prompt_template=None if request.sampling.has_preset_length else draft.prompt_template,
         )
     )
 

@@ -12,6 +12,7 @@ from blend_core.errors import RequestError, RequestErrorCode
 from blend_core.request import SamplingParams
 from flows.ingest.draft import Draft, Endpoint
 from flows.ingest.fields import RULES_BY_ENDPOINT, Effect
+from flows.ingest.prompt_template import chat_key, completion_key
 from flows.ingest.prompts import quoted
 from flows.ingest.values import invalid_value
 
@@ -224,7 +225,13 @@ def _draft(
 ) -> Draft:
     messages = values.get("messages")
     prompt = values.get("prompt")
-    if messages is None and prompt is None:
+    sampling = _sampling(values, options.default_max_tokens)
+    template_kwargs = values.get("chat_template_kwargs", {})
+    if messages is not None:
+        prompt_template = chat_key(endpoint.value, messages, template_kwargs, sampling)
+    elif prompt is not None:
+        prompt_template = completion_key(endpoint.value, prompt, sampling)
+    else:
         field = "messages" if endpoint is Endpoint.CHAT_COMPLETIONS else "prompt"
         raise RequestError(f"The body has no `{field}`.", RequestErrorCode.NO_PROMPT)
     return Draft(
@@ -232,11 +239,12 @@ def _draft(
         endpoint=endpoint,
         model=values.get("model"),
         messages=messages,
-        template_kwargs=values.get("chat_template_kwargs", {}),
+        template_kwargs=template_kwargs,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=prompt if isinstance(prompt, list) else None,
-        sampling=_sampling(values, options.default_max_tokens),
+        sampling=sampling,
         body=line,
+        prompt_template=prompt_template,
     )
 
 

@@ -18,6 +18,7 @@ from blend_core.errors import ConfigurationError, RequestError, RequestErrorCode
 from blend_core.request import SamplingParams
 from flows.ingest.draft import Draft, Endpoint
 from flows.ingest.parse import check_custom_id
+from flows.ingest.prompt_template import row_template_key
 from flows.ingest.prompts import quoted
 
 MAX_RENDERED_CHARS = 8 << 20
@@ -97,7 +98,7 @@ class RowTemplate:
     values as `true` and `false`, JSON columns as JSON, bytes as text if they are UTF-8.
     """
 
-    __slots__ = ("_names", "_options", "_prompt", "_system")
+    __slots__ = ("_key", "_names", "_options", "_prompt", "_sampling", "_system")
 
     def __init__(self, options: TemplateOptions) -> None:
         """Compile the templates.
@@ -108,6 +109,8 @@ class RowTemplate:
         environment = _Environment(undefined=_Missing, finalize=_finalize, autoescape=False)
         environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
         self._options = options
+        self._sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
+        self._key = row_template_key(options.system, options.prompt, self._sampling)
         self._names = {*environment.globals, options.id_column}
         for text in filter(None, (options.prompt, options.system)):
             # A fault of syntax is told below, with the name of its part.
@@ -172,8 +175,9 @@ class RowTemplate:
             template_kwargs={},
             prompt=None,
             prompt_token_ids=None,
-            sampling=SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature),
+            sampling=self._sampling,
             body=msgspec.json.encode(line),
+            prompt_template=self._key,
         )
 
     def _custom_id(self, row: Mapping[str, Any]) -> str | None:

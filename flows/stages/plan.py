@@ -8,11 +8,13 @@ import numpy.typing as npt
 
 from blend_core.engines.base import RequestFailed
 from blend_core.errors import RequestErrorCode
+from blend_core.length_priors import LengthPriors
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate, with_simulation
 from flows.stages.context import JobContext
+from storage.output_lengths import load_length_priors
 from storage.plans import next_revision, save_plan
 from storage.recorder import Recorder
 from storage.request_shards import RequestShards
@@ -45,7 +47,8 @@ def plan_job(context: JobContext) -> str:
         requests = _refuse_too_large(context, shards.load_arrays(pending))
     if len(requests) == 0:
         return f"nothing to run: the KV cache is too small for all {len(pending):,} requests"
-    plan = plan_revision(context, requests, samples={}, revision=0)
+    priors = load_length_priors(database, context.job_id, context.spec.model, requests.seq)
+    plan = plan_revision(context, requests, priors, samples={}, revision=0)
     num_refused = len(pending) - len(requests)
     summary = plan.summary
     duration = ""
@@ -53,9 +56,11 @@ def plan_job(context: JobContext) -> str:
         duration = f", about {summary.estimated_duration_s:,.0f} s"
         if context.wiring.settings.engine.device_profile == GENERIC_PROFILE:
             duration += " on the generic CPU profile (`blend profile` measures this machine)"
+    num_known = int((priors.telling() >= 0).sum())
+    known = f", lengths of {num_known:,} known from earlier nights" if num_known else ""
     refused = f" ({num_refused:,} more are too large for the KV cache)" if num_refused else ""
     return (
-        f"{summary.num_requests:,} requests{refused}{duration}, optimum {summary.optimum_s:,.0f} s, "
+        f"{summary.num_requests:,} requests{refused}{known}{duration}, optimum {summary.optimum_s:,.0f} s, "
         f"density {summary.density:.2f}, prefix sharing {summary.prefix_sharing_planned:.0%} "
         f"of at best {summary.prefix_sharing_best:.0%}"
     )
@@ -64,6 +69,7 @@ def plan_job(context: JobContext) -> str:
 def plan_revision(
     context: JobContext,
     requests: RequestArrays,
+    priors: LengthPriors,
     *,
     samples: Mapping[int, int],
     revision: int,
@@ -73,6 +79,7 @@ def plan_revision(
     Args:
         context: the run.
         requests: those without a result, and those of `samples`.
+        priors: what earlier nights tell of them, row by row.
         samples: output tokens of finished requests by seq: what the estimates rest on.
         revision: its number.
     """
@@ -90,6 +97,7 @@ def plan_revision(
         ),
         samples,
         revision,
+        priors,
     )
     if len(plan) <= MAX_SIMULATED_REQUESTS:
         # The torch engine computes one thing after the other, so nothing overlaps.

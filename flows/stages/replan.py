@@ -12,6 +12,7 @@ from blend_core.plan import Plan
 from flows.stages.context import JobContext
 from flows.stages.plan import plan_revision
 from flows.stopping import thread_end_s
+from storage.output_lengths import load_length_priors
 from storage.request_shards import RequestShards
 from storage.results import output_lengths, pending_seqs
 
@@ -101,9 +102,11 @@ class Replanner:
             pending = pending_seqs(database, context.job_id)
             if samples and len(pending):
                 named = np.union1d(pending, np.fromiter(samples, dtype=np.int64, count=len(samples)))
+                requests = self._shards.load_arrays(named)
                 self._revised = plan_revision(
                     context,
-                    self._shards.load_arrays(named),
+                    requests,
+                    load_length_priors(database, context.job_id, context.spec.model, requests.seq),
                     samples=samples,
                     revision=self._plan.revision + 1,
                 )
