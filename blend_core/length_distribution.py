@@ -28,6 +28,9 @@ FAMILY_WEIGHT: Final = 16.0
 """Observations that the lengths of like kinds count for: what is seen of few is drawn towards what is seen of
 all."""
 
+TOLD_ANSWERS: Final = 32.0
+"""Earlier answers of its own by which a kind is told: it is not drawn towards like kinds any more."""
+
 VAGUE_WEIGHT: Final = 0.02
 """Observations that the vague prior counts for: it decides where nobody was seen and is lost among a few."""
 
@@ -67,6 +70,8 @@ class LengthDistribution:
         second_moment: `E[d^2]`, between the squared mean and the squared bound.
         num_observed: answers counted so far, those of a prior included.
         survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`; 0 beyond the bound.
+        is_told: the prior has `TOLD_ANSWERS` or more.
+        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`.
     """
 
     __slots__ = (
@@ -76,6 +81,7 @@ class LengthDistribution:
         "_middles",
         "_vague",
         "_widths",
+        "is_told",
         "max_tokens",
         "mean",
         "num_observed",
@@ -104,6 +110,7 @@ class LengthDistribution:
             [0.0] * len(LENGTH_GRID) if prior_counts is None else prior_counts.tolist()
         )
         self.num_observed = sum(self._counts)
+        self.is_told = self.num_observed >= TOLD_ANSWERS
         self.survival: Floats = reached
         self.learn(np.zeros(len(LENGTH_GRID)))
 
@@ -167,7 +174,7 @@ class LengthDistribution:
 
 
 def learn_lengths(kinds: Sequence[tuple[LengthDistribution, Floats]]) -> None:
-    """Lets kinds learn, each drawn towards what all kinds of the same bound show together.
+    """Lets kinds learn, each drawn towards what all kinds of the same bound show together unless it is told.
 
     Args:
         kinds: each with its `(num_bins,)` requests in flight, as `LengthDistribution.learn` takes them.
@@ -183,4 +190,4 @@ def learn_lengths(kinds: Sequence[tuple[LengthDistribution, Floats]]) -> None:
             )
             family.learn(np.sum([running for _, running in members], axis=0))
         for lengths, running in members:
-            lengths.learn(running, family)
+            lengths.learn(running, None if lengths.is_told else family)

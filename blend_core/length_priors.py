@@ -11,12 +11,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import LENGTH_GRID
+from blend_core.length_distribution import LENGTH_GRID, TOLD_ANSWERS
 
 Ints = npt.NDArray[np.int64]
-
-MIN_NUM_ANSWERS: Final = 32
-"""Answers by which a template's lengths are known: as many as the samples of a small job."""
 
 MAX_PRIOR_WEIGHT: Final = 64.0
 """Answers that earlier nights count for at most, however many they were: tonight's soon outweigh them."""
@@ -102,10 +99,10 @@ class LengthPriors:
     def telling(self) -> Ints:
         """Returns `template`, -1 where what is known is too little to plan by. Does not mutate.
 
-        A template tells when it has `MIN_NUM_ANSWERS`; of more than `MAX_NUM_TEMPLATES` those with the most
-        requests do. What does not tell is sampled.
+        A template tells when it has `TOLD_ANSWERS`, as many as the samples of a small job; of more than
+        `MAX_NUM_TEMPLATES` those with the most requests do. What does not tell is sampled.
         """
-        tells = np.array([one.num_answers >= MIN_NUM_ANSWERS for one in self.templates] + [False])
+        tells = np.array([one.num_answers >= TOLD_ANSWERS for one in self.templates] + [False])
         template = np.where(tells[self.template], self.template, -1)
         size = np.bincount(template[template >= 0], minlength=len(self.templates))
         largest = np.argsort(-size, kind="stable")[:MAX_NUM_TEMPLATES]

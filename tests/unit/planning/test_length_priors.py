@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from blend_core.length_distribution import LENGTH_GRID, length_counts
+from blend_core.length_distribution import LENGTH_GRID, LengthDistribution, learn_lengths, length_counts
 from blend_core.length_priors import (
     MAX_NUM_TEMPLATES,
     MAX_PRIOR_WEIGHT,
@@ -157,6 +157,18 @@ def test_of_very_many_templates_the_largest_are_told_apart() -> None:
     telling = LengthPriors(template, (SHORT,) * num_templates).telling()
     assert len(set(telling[telling >= 0].tolist())) == MAX_NUM_TEMPLATES
     assert set(telling[:10].tolist()) == {-1}
+
+
+def test_a_kind_that_earlier_nights_tell_is_not_drawn_towards_others_of_its_bound() -> None:
+    short, long = (LengthDistribution(BOUND, lengths.counts(BOUND)) for lengths in (SHORT, LONG))
+    unknown = LengthDistribution(BOUND)
+    nobody = np.zeros(len(LENGTH_GRID))
+
+    learn_lengths([(short, nobody), (long, nobody), (unknown, nobody)])
+
+    assert short.mean == pytest.approx(25, rel=0.1)
+    assert long.mean == pytest.approx(800, rel=0.1)
+    assert unknown.mean == pytest.approx(412, rel=0.1)
 
 
 def test_earlier_nights_fade() -> None:
