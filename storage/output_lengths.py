@@ -1,6 +1,6 @@
 """Lengths of answers by prompt template: what one night writes down and the next one plans with."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, Final
 
@@ -108,6 +108,15 @@ def load_length_priors(db: Database, job_id: str, model: str, seqs: npt.NDArray[
     place_of = np.full(int(max(known[:, 0].max(), seqs.max(initial=0))) + 1, -1, dtype=np.int64)
     place_of[known[:, 0]] = known[:, 1]
     return LengthPriors(place_of[seqs], tuple(stored.values()))
+
+
+def load_template_priors(db: Database, model: str, templates: Sequence[str]) -> LengthPriors:
+    """What earlier nights of a model tell of requests that are in no job yet, named by their templates."""
+    with db.raw() as connection:
+        stored = _stored(connection, model, sorted(set(templates)))
+    place_of = {template: place for place, template in enumerate(stored)}
+    template = np.array([place_of.get(template, -1) for template in templates], dtype=np.int64)
+    return LengthPriors(template, tuple(stored.values()))
 
 
 def _stored(connection: psycopg.Connection, model: str, templates: list[str]) -> dict[str, TemplateLengths]:

@@ -153,7 +153,8 @@ def plan(
     requests are, and with --deadline how many devices are needed.
 
     How long answers will be is not known before they are written, so a plan assumes it and says what it
-    assumed. Say --expected-output-tokens if you know better; --job-id uses what a job recorded.
+    assumed. Say --expected-output-tokens if you know better; --job-id uses what a job recorded, and a job
+    file or a job without answers what earlier nights of the same prompt templates did.
 
     A model that one device does not hold is planned on several by tensor parallelism. Of more than 50,000
     requests a sample of about 20,000 is simulated. Local files need no services, presets no model files:
@@ -177,7 +178,12 @@ def plan(
     from flows.cli.plan_source import PlanOptions, read_job, read_source
     from flows.dry_run.deadline import seconds_of
     from flows.dry_run.forecast import forecast
-    from flows.dry_run.lengths import lengths_by_bounds, lengths_by_mean, lengths_by_record
+    from flows.dry_run.lengths import (
+        lengths_by_bounds,
+        lengths_by_earlier_nights,
+        lengths_by_mean,
+        lengths_by_record,
+    )
     from flows.dry_run.plan_report import PlanReport, plan_json, plan_text
     from flows.dry_run.target import own_target, target_of
     from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of, requests_that_fit
@@ -200,11 +206,14 @@ def plan(
     )
     requests = requests_that_fit(asked.requests, target)
     tree = prefix_tree_of(requests, target)
+    priors = asked.priors.take(np.searchsorted(asked.requests.seq, requests.seq))
     rng = np.random.default_rng(0)
     if expected_output_tokens is not None:
         lengths = lengths_by_mean(requests, expected_output_tokens, rng)
     elif asked.recorded:
         lengths = lengths_by_record(requests, tree, asked.recorded, rng)
+    elif (priors.telling() >= 0).any():
+        lengths = lengths_by_earlier_nights(requests, tree, priors, rng)
     else:
         lengths = lengths_by_bounds(requests, tree, rng)
     workload = Workload(

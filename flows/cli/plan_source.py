@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
 from flows.cli.services import connected
@@ -46,6 +47,7 @@ class PlanInput:
         model: sizes of the model.
         policy: of the job; a file of requests has none, and gets the default.
         recorded: output tokens by `seq` of answers that the job has.
+        priors: what earlier nights tell, row by row of the requests.
     """
 
     requests: RequestArrays
@@ -54,6 +56,7 @@ class PlanInput:
     model: ModelSpec
     policy: Policy
     recorded: dict[int, int]
+    priors: LengthPriors
 
 
 def read_source(
@@ -78,10 +81,16 @@ def read_source(
         lines = checked_items(source_items(source, parsing))
         found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
         return PlanInput(
-            found.arrays, found.num_bad, tokenizer is not None, model, JobOptions().policy, recorded={}
+            found.arrays,
+            found.num_bad,
+            tokenizer is not None,
+            model,
+            JobOptions().policy,
+            recorded={},
+            priors=no_priors(len(found.arrays)),
         )
 
-    from flows.dry_run.job_source import job_file_lines
+    from flows.dry_run.job_source import job_file_lines, priors_of_templates
 
     spec = load_job_file(Path(source))
     model, tokenizer = find_model(settings, options.model or spec.model, with_tokenizer=not options.quick)
@@ -93,7 +102,16 @@ def read_source(
     with connected(settings) as wiring:
         items = job_file_lines(wiring, spec, parsing)
         found = read_requests(items, tokenizer, model.max_model_len, on_lines)
-    return PlanInput(found.arrays, found.num_bad, tokenizer is not None, model, spec.options.policy, {})
+        priors = priors_of_templates(wiring, options.model or spec.model, found.templates)
+    return PlanInput(
+        found.arrays,
+        found.num_bad,
+        tokenizer is not None,
+        model,
+        spec.options.policy,
+        recorded={},
+        priors=priors,
+    )
 
 
 def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput:
@@ -107,7 +125,7 @@ def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput
     from flows.dry_run.job_source import known_job
 
     with connected(settings) as wiring:
-        job = known_job(wiring, job_id)
+        job = known_job(wiring, job_id, options.model)
     model, _ = find_model(settings, options.model or job.spec.model, with_tokenizer=False)
     return PlanInput(
         requests=job.arrays,
@@ -116,4 +134,5 @@ def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput
         model=model,
         policy=job.spec.options.policy,
         recorded=job.recorded,
+        priors=job.priors,
     )

@@ -1,9 +1,10 @@
 """Where a dry run gets its requests from, beside a request file: a job file, or a job in the database."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from blend_core.errors import StorageError
+from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from flows.dates import local_date, utc_now
 from flows.dry_run.lines import CheckedLine, checked_items
@@ -13,6 +14,7 @@ from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec, dated, parse_job
 from flows.wiring import Wiring
 from storage.jobs import get_job
+from storage.output_lengths import load_length_priors, load_template_priors
 from storage.readings import Readings
 from storage.request_shards import RequestShards
 from storage.results import output_lengths
@@ -32,6 +34,17 @@ def job_file_lines(wiring: Wiring, spec: BatchJobSpec, options: ParseOptions) ->
     return checked_items(read_sources(job, wiring.objects, wiring.source_urls(), options, only_new=only_new))
 
 
+def priors_of_templates(wiring: Wiring, model: str, templates: Sequence[str]) -> LengthPriors:
+    """What earlier nights tell of requests by the keys of their templates.
+
+    Nothing where the database has no tables yet or does not answer: the sources alone can be planned, too.
+    """
+    try:
+        return load_template_priors(wiring.database, model, templates)
+    except StorageError:
+        return no_priors(len(templates))
+
+
 @dataclass(frozen=True, slots=True)
 class KnownJob:
     """A job that has its requests.
@@ -41,16 +54,23 @@ class KnownJob:
         arrays: its valid requests.
         num_bad: its lines that are none.
         recorded: output tokens by `seq` of those that were answered.
+        priors: what earlier nights tell of its valid requests.
     """
 
     spec: BatchJobSpec
     arrays: RequestArrays
     num_bad: int
     recorded: dict[int, int]
+    priors: LengthPriors
 
 
-def known_job(wiring: Wiring, job_id: str) -> KnownJob:
-    """Reads a job's requests and the lengths of its answers.
+def known_job(wiring: Wiring, job_id: str, model: str | None) -> KnownJob:
+    """Reads a job's requests, the lengths of its answers, and what earlier nights tell of them.
+
+    Args:
+        wiring: the parts of this process.
+        job_id: the job.
+        model: whose earlier nights; None for the job's own.
 
     Raises:
         StorageError: there is no such job, or its sources have not been read to their end.
@@ -63,9 +83,11 @@ def known_job(wiring: Wiring, job_id: str) -> KnownJob:
     with RequestShards(wiring.objects, job_id) as shards:
         arrays = shards.load_arrays()
     recorded = output_lengths(wiring.database, job_id, arrays.seq.tolist())
+    spec = parse_job(job.spec, origin=f"job {job_id}")
     return KnownJob(
-        spec=parse_job(job.spec, origin=f"job {job_id}"),
+        spec=spec,
         arrays=arrays,
         num_bad=job.num_total - len(arrays),
         recorded=recorded,
+        priors=load_length_priors(wiring.database, job_id, model or spec.model, arrays.seq),
     )

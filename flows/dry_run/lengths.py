@@ -5,12 +5,13 @@ takes the one that was recorded.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from blend_core.length_priors import LengthPriors
 from blend_core.output_length import OutputLengths, estimate_output_lengths, preset_lengths
 from blend_core.prefix_tree import PrefixTree
 from blend_core.request import RequestArrays
@@ -24,6 +25,7 @@ class LengthBasis(StrEnum):
     MAX_TOKENS = "max_tokens"
     EXPECTED = "expected"
     RECORDED = "recorded"
+    EARLIER_NIGHTS = "earlier_nights"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,7 @@ class AnswerLengths:
         actual: `(num_requests,)` int64, what the simulation finds; the planner never sees it.
         num_preset: requests whose length is fixed before they run.
         num_recorded: requests whose length an earlier run recorded.
+        priors: what earlier nights tell, row by row of the requests; the estimates rest on them.
     """
 
     basis: LengthBasis
@@ -43,6 +46,7 @@ class AnswerLengths:
     actual: npt.NDArray[np.int64]
     num_preset: int
     num_recorded: int
+    priors: LengthPriors | None = None
 
 
 def lengths_by_bounds(requests: RequestArrays, tree: PrefixTree, rng: np.random.Generator) -> AnswerLengths:
@@ -91,16 +95,30 @@ def lengths_by_record(
         rows = np.flatnonzero(np.isin(requests.seq, np.array(list(half), dtype=np.int64)))
         from_other = estimate_output_lengths(requests, tree, other)
         mean[rows], second_moment[rows] = from_other.mean[rows], from_other.second_moment[rows]
-    preset = preset_lengths(requests)
-    upper = requests.max_tokens.astype(np.float64)
-    lower = np.clip(requests.min_tokens.astype(np.float64), 1.0, upper)
-    reach = np.sqrt(3.0 * np.maximum(second_moment - mean * mean, 0.0))
-    actual = _uniform(np.maximum(mean - reach, lower), np.minimum(mean + reach, upper), rng)
+    told = OutputLengths(mean, np.maximum(second_moment, mean * mean), preset_lengths(requests))
+    actual = _drawn(requests, told, rng)
     for row, seq in enumerate(requests.seq.tolist()):
         if seq in recorded:
             actual[row] = max(recorded[seq], 1)
-    told = OutputLengths(mean, np.maximum(second_moment, mean * mean), preset)
     return _answers(LengthBasis.RECORDED, requests, told, actual, len(in_order))
+
+
+def lengths_by_earlier_nights(
+    requests: RequestArrays, tree: PrefixTree, priors: LengthPriors, rng: np.random.Generator
+) -> AnswerLengths:
+    """Lengths with mean and spread of earlier answers to the same prompt template, as a run plans with them.
+
+    Requests that earlier nights tell too little about have any length between their bounds.
+    """
+    estimates = estimate_output_lengths(requests, tree, priors=priors)
+    answers = _answers(
+        LengthBasis.EARLIER_NIGHTS,
+        requests,
+        estimates,
+        _drawn(requests, estimates, rng),
+        int((priors.telling() >= 0).sum()),
+    )
+    return replace(answers, priors=priors)
 
 
 def _answers(
@@ -111,6 +129,17 @@ def _answers(
     num_recorded: int,
 ) -> AnswerLengths:
     return AnswerLengths(basis, estimates, actual, int(preset_lengths(requests).sum()), num_recorded)
+
+
+def _drawn(
+    requests: RequestArrays, estimates: OutputLengths, rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Returns lengths with the estimates' mean and spread, as far as the bounds allow it."""
+    mean = estimates.mean
+    upper = requests.max_tokens.astype(np.float64)
+    lower = np.clip(requests.min_tokens.astype(np.float64), 1.0, upper)
+    reach = np.sqrt(3.0 * np.maximum(estimates.second_moment - mean * mean, 0.0))
+    return _uniform(np.maximum(mean - reach, lower), np.minimum(mean + reach, upper), rng)
 
 
 def _uniform(lower: Floats, upper: Floats, rng: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -151,6 +151,13 @@ def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
             f"{lengths.num_recorded:,} answers are as long as the job recorded; to the planner they are "
             "samples of one another"
         )
+    if lengths.basis is LengthBasis.EARLIER_NIGHTS:
+        rest = hidden - lengths.num_recorded
+        others = f"; the other {rest:,} have any length up to their max_tokens" if rest else ""
+        return (
+            f"{lengths.num_recorded:,} answers are as long as those to the same prompt template on earlier "
+            f"nights{others}"
+        )
     if hidden == 0:
         return "every answer's length is fixed by its request"
     which = "answers" if lengths.num_preset == 0 else f"the {hidden:,} answers of no fixed length"

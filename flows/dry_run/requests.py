@@ -24,10 +24,12 @@ class DryRequests:
     Attributes:
         arrays: the requests that can be planned.
         num_bad: lines that would become error rows.
+        templates: key of each request's prompt template, row by row.
     """
 
     arrays: RequestArrays
     num_bad: int
+    templates: tuple[str, ...]
 
 
 def read_requests(
@@ -49,6 +51,7 @@ def read_requests(
     tokens: list[npt.NDArray[np.int32]] = []
     lengths: list[int] = []
     bounds: list[tuple[int, int]] = []
+    templates: list[str] = []
     num_lines = 0
     checked = iter(lines)
     while batch := list(islice(checked, LINES_AT_ONCE)):
@@ -65,6 +68,7 @@ def read_requests(
             if room < max(1, draft.sampling.min_tokens):
                 continue
             fitting.append(token_ids)
+            templates.append(draft.prompt_template)
             bounds.append((draft.sampling.min_tokens, min(draft.sampling.max_tokens, room)))
         # One array a batch: hundreds of thousands of small ones would cost more than their tokens.
         if fitting:
@@ -79,7 +83,7 @@ def read_requests(
         min_tokens=np.ascontiguousarray(limits[:, 0]),
         max_tokens=np.ascontiguousarray(limits[:, 1]),
     )
-    return DryRequests(arrays, num_bad=num_lines - len(lengths))
+    return DryRequests(arrays, num_lines - len(lengths), tuple(templates))
 
 
 def _encode(drafts: Sequence[Draft], tokenizer: Tokenizer) -> list[npt.NDArray[np.int32] | RequestError]:

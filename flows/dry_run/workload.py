@@ -92,6 +92,7 @@ class Workload:
             self.target.device,
             config,
             lengths=self.lengths.estimates,
+            priors=self.lengths.priors,
         )
 
     def optimum_s(self) -> float:

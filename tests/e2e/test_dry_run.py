@@ -43,33 +43,41 @@ def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
 def test_sources_of_a_job_file_are_planned_and_then_its_recorded_lengths(
     blend: Blend, make_job: Any, tmp_path: Path
 ) -> None:
-    spec = make_job(num_chats=4, bad_lines=(b"{nope",), num_rows=3, options={"policy": "dfs"})
+    spec = make_job(num_chats=40, bad_lines=(b"{nope",), num_rows=3, options={"policy": "dfs"})
     job_file = tmp_path / "job.yaml"
     job_file.write_text(spec.model_dump_json())
 
     before = json.loads(blend("plan", str(job_file), "--json").stdout)
-    assert (before["summary"]["num_requests"], before["invalid"]) == (7, 1)
+    assert (before["summary"]["num_requests"], before["invalid"]) == (43, 1)
     assert before["counted_with_tokenizer"]
     assert before["policy"] == "dfs"
     assert before["output_lengths"]["basis"] == "max_tokens"
     assert before["num_kv_tokens"] > 0
 
     in_s3 = json.loads(blend("plan", spec.s3[0], *ON_A100, "--json").stdout)
-    assert (in_s3["summary"]["num_requests"], in_s3["invalid"]) == (4, 1)
+    assert (in_s3["summary"]["num_requests"], in_s3["invalid"]) == (40, 1)
 
     ran = json.loads(blend("run", str(job_file), "--json").stdout)
     results = json.loads(blend("results", ran["job_id"], "--json").stdout)["results"]
     after = json.loads(blend("plan", "--job-id", ran["job_id"], "--device", "a100-80g", "--json").stdout)
-    assert (after["summary"]["num_requests"], after["invalid"]) == (7, 1)
+    assert (after["summary"]["num_requests"], after["invalid"]) == (43, 1)
     assert after["output_lengths"]["basis"] == "recorded"
-    assert after["output_lengths"]["num_recorded"] == 7
+    assert after["output_lengths"]["num_recorded"] == 43
     assert after["summary"]["num_prompt_tokens"] == before["summary"]["num_prompt_tokens"]
     assert after["policy"] == "dfs"
     recorded = sum(row["num_output_tokens"] or 0 for row in results if row["status"] == "succeeded")
     assert after["summary"]["estimated_output_tokens"] == pytest.approx(recorded, rel=0.5)
 
+    of_chats = [row["num_output_tokens"] for row in results if str(row["custom_id"]).startswith("chat")]
+    next_night = json.loads(blend("plan", str(job_file), "--json").stdout)
+    told = next_night["output_lengths"]
+    assert (told["basis"], told["num_recorded"]) == ("earlier_nights", 40)
+    assert "the other 3 have any length" in told["assumption"]
+    # Nothing is known of the three rows, which are taken to fill half of their 8 tokens.
+    assert next_night["summary"]["estimated_output_tokens"] == pytest.approx(sum(of_chats) + 3 * 4.5)
+
     elsewhere = blend("plan", "--job-id", ran["job_id"], *ON_A100, "--deadline", "1h").stdout
-    assert "7 answers are as long as the job recorded" in elsewhere
+    assert "43 answers are as long as the job recorded" in elsewhere
     assert "1 device (1 replica)" in elsewhere
 
 

@@ -6,8 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from blend_core.length_priors import LengthPriors, TemplateLengths
 from blend_core.request import RequestArrays
-from flows.dry_run.lengths import lengths_by_bounds, lengths_by_mean, lengths_by_record
+from flows.dry_run.lengths import (
+    lengths_by_bounds,
+    lengths_by_earlier_nights,
+    lengths_by_mean,
+    lengths_by_record,
+)
 from flows.dry_run.target import Target
 from flows.dry_run.workload import prefix_tree_of
 
@@ -83,3 +89,22 @@ def test_records_tell_about_the_requests_that_have_none(
     assert np.array_equal(lengths.actual[rest], expected)
     assert np.allclose(lengths.estimates.mean[rest], expected)
     assert lengths.num_recorded == 200
+
+
+def test_earlier_nights_give_mean_and_spread_of_their_template(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(3_000)
+    is_long = requests.max_tokens == 600
+    # Half of the answers 100 tokens, half of them 200.
+    earlier = TemplateLengths(80.0, 80 * 150.0, 40 * (100.0**2 + 200.0**2), ((94, 40.0), (197, 40.0)))
+    priors = LengthPriors(np.where(is_long, 0, -1), (earlier,))
+
+    lengths = lengths_by_earlier_nights(requests, prefix_tree_of(requests, a100), priors, rng)
+
+    assert set(lengths.estimates.mean[is_long]) == {150.0}
+    assert lengths.actual[is_long].mean() == pytest.approx(150, rel=0.05)
+    assert lengths.actual[is_long].std() == pytest.approx(50, rel=0.05)
+    by_bounds = lengths_by_bounds(requests, prefix_tree_of(requests, a100), rng)
+    assert np.array_equal(lengths.estimates.mean[~is_long], by_bounds.estimates.mean[~is_long])
+    assert lengths.num_recorded == is_long.sum()
