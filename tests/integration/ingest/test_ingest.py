@@ -201,3 +201,28 @@ def test_an_overlong_line_is_read_past_and_the_rest_goes_on(
     assert [(row.custom_id, row.error_code) for row in job.rows()] == [
         ("a", None), (None, "line_too_long"), ("b", None),
     ]  # fmt: skip
+
+
+def test_requests_carry_the_key_of_their_template_unless_their_length_is_preset(
+    db: Database, objects: ObjectStore, model_folder: Path
+) -> None:
+    lines = [
+        line("a", "Put one label to this text: one"),
+        line("b", "Put one label to this text: two"),
+        line("c", "Say in a word what this text is about: one"),
+        # Cut to the room that the context leaves, which makes it no other template.
+        line("d", "Put one label to this text: " + "one two " * 70),
+        line("preset", "Put one label to this text: one", max_tokens=5, min_tokens=5),
+        line("one token", "Put one label to this text: one", max_tokens=1),
+        "not json",
+    ]
+    objects.put("in/templates.jsonl", "\n".join(lines).encode())
+    job = Job(db, objects, model_folder, s3=[objects.uri("in/templates.jsonl")])
+    job.ingest()
+
+    rows = job.rows()
+    first, second, other, cut, *no_key = [row.prompt_template for row in rows]
+    assert rows[3].max_tokens < 50
+    assert first == second == cut != other
+    assert None not in (first, other)
+    assert no_key == [None, None, None]
