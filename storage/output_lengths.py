@@ -19,17 +19,18 @@ MIN_ANSWERS_OF_A_NIGHT: Final = 8
 # An answer that was cut before the longest that its template allows was short of context; how long it would
 # have been is not known. The others that were cut are as long as their template lets them be.
 _COUNT: Final = """
-WITH answer AS (
-    SELECT q.prompt_template, greatest(r.num_output_tokens, 1) AS num_tokens, r.finish_reason, q.max_tokens,
-           max(q.max_tokens) OVER (PARTITION BY q.prompt_template) AS longest
-      FROM request q JOIN result r ON r.job_id = q.job_id AND r.seq = q.seq
-     WHERE q.job_id = %(job_id)s AND q.prompt_template IS NOT NULL AND r.status = 'succeeded')
-SELECT prompt_template, longest,
-       width_bucket(num_tokens::double precision, %(grid)s::double precision[]) - 1 AS place,
-       count(*), sum(num_tokens), sum(num_tokens::double precision ^ 2)
-  FROM answer
- WHERE finish_reason = 'stop' OR max_tokens = longest
- GROUP BY prompt_template, longest, place ORDER BY prompt_template, place
+WITH template AS (
+    SELECT prompt_template, max(max_tokens) AS longest FROM request
+     WHERE job_id = %(job_id)s AND prompt_template IS NOT NULL GROUP BY prompt_template),
+answer AS (
+    SELECT prompt_template, longest, greatest(r.num_output_tokens, 1)::double precision AS num_tokens
+      FROM request q JOIN template USING (prompt_template)
+      JOIN result r ON r.job_id = q.job_id AND r.seq = q.seq
+     WHERE q.job_id = %(job_id)s AND r.status = 'succeeded'
+       AND (r.finish_reason = 'stop' OR q.max_tokens = longest))
+SELECT prompt_template, longest, width_bucket(num_tokens, %(grid)s::double precision[]) - 1 AS place,
+       count(*), sum(num_tokens), sum(num_tokens ^ 2)
+  FROM answer GROUP BY prompt_template, longest, place ORDER BY prompt_template, place
 """
 _SELECT: Final = """
 SELECT prompt_template, num_samples, sum_output_tokens, sum_output_tokens_sq, bin_tokens, bin_samples
