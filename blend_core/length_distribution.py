@@ -69,9 +69,8 @@ class LengthDistribution:
         mean: `E[d]`, between 1 and the bound.
         second_moment: `E[d^2]`, between the squared mean and the squared bound.
         num_observed: answers counted so far, those of a prior included.
-        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`; 0 beyond the bound.
         is_told: the prior has `TOLD_ANSWERS` or more.
-        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`.
+        survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`; 0 beyond the bound.
     """
 
     __slots__ = (

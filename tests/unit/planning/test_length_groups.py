@@ -46,7 +46,8 @@ def template(num: int, stem: int, bound: int = 512, first: int = 0) -> list[Row]
 
 def groups_of(requests: SegmentRequests) -> np.ndarray:
     tree = build_prefix_tree(requests, BLOCK_SIZE)
-    return group_requests(requests, tree, ~preset_lengths(requests))
+    nothing_told = np.full(len(requests), -1, dtype=np.int64)
+    return group_requests(requests, tree, ~preset_lengths(requests), nothing_told)
 
 
 def members(requests: SegmentRequests) -> set[frozenset[int]]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from blend_core.length_distribution import LENGTH_GRID, LengthDistribution, learn_lengths, length_counts
+from blend_core.length_groups import MAX_NUM_GROUPS
 from blend_core.length_priors import (
     MAX_NUM_TEMPLATES,
     MAX_PRIOR_WEIGHT,
@@ -157,6 +158,20 @@ def test_of_very_many_templates_the_largest_are_told_apart() -> None:
     telling = LengthPriors(template, (SHORT,) * num_templates).telling()
     assert len(set(telling[telling >= 0].tolist())) == MAX_NUM_TEMPLATES
     assert set(telling[:10].tolist()) == {-1}
+
+
+def test_many_templates_under_many_bounds_are_few_kinds_of_one_template_each(
+    make_requests: MakeRequests, llama_8b: ModelSpec, a100: DeviceProfile
+) -> None:
+    bounds = [2 + number % 997 for number in range(4000)]
+    requests = make_requests([[number] for number in range(4000)], max_tokens=bounds, min_tokens=0)
+    priors = alternating(requests, (SHORT, LONG) * (MAX_NUM_TEMPLATES // 2))
+
+    plan = plan_of(requests, llama_8b, a100, priors)
+
+    assert len(plan.length_groups) <= MAX_NUM_GROUPS
+    for kind in range(len(plan.length_groups)):
+        assert len(set(plan.seq[plan.length_group == kind] % MAX_NUM_TEMPLATES)) == 1
 
 
 def test_a_kind_that_earlier_nights_tell_is_not_drawn_towards_others_of_its_bound() -> None:
