@@ -137,8 +137,8 @@ class AdmissionPolicy(ABC):
     def quiet_steps(self, view: EngineView) -> int:
         """Steps, at least 1, for which `next_request` goes on answering None while requests only decode.
 
-        Asked by a simulator after it got None; it may then call `advanced` once for as many steps. Does not
-        mutate.
+        Asked by a simulator after it got None, or while `max_num_seqs` are in flight; it may then call
+        `advanced` once for as many steps. Does not mutate.
         """
         return 1
 

@@ -72,16 +72,17 @@ class KvCache:
             if references[run] == 0:
                 self.num_empty += evictable.pop(run, 0)
             references[run] += 1
+        self.num_empty += evictable.pop(-1 - row, 0)
+        self.num_free -= num_taken
+        self._take_empty(num_taken)
         num_held = num_usable
-        # The last block of a prompt may be cached and yet not be used: then the prompt has a copy of it.
+        # The last block of a prompt may be cached and yet not be used: then the prompt has a copy of it,
+        # unless it took the very block that was cached.
         if num_usable < len(path):
             run = path[num_usable]
             if references[run] == 0 and run not in evictable:
                 references[run] = 1
                 num_held += 1
-        self.num_empty += evictable.pop(-1 - row, 0)
-        self.num_free -= num_taken
-        self._take_empty(num_taken)
         self._held_runs[row] = path if num_held == len(path) else path[:num_held]
         self._num_allocated[row] = num_needed
         return num_hits * self.block_size

@@ -190,9 +190,8 @@ class Stepper:
             if flight.prefilling is None:
                 if not may_admit:
                     return 1
-                if flight.num_running >= self._limits.max_num_seqs:
-                    return FOR_EVER
-                admission = self._policy.next_request(self)
+                is_full = flight.num_running >= self._limits.max_num_seqs
+                admission = None if is_full else self._policy.next_request(self)
                 if admission is None:
                     return self._policy.quiet_steps(self)
                 if not self._admit(admission.seq, admission.side, events):

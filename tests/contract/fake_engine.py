@@ -31,10 +31,14 @@ class _Running:
 
 
 class FakeEngine:
-    """Runs a source under a policy and yields endings. Counts by the letter of `StepWindow` in `counts`."""
+    """Runs a source under a policy and yields endings. Counts by the letter of `StepWindow` in `counts`.
 
-    def __init__(self, limits):
+    It knows `num_upcoming` requests ahead; the others are not ready.
+    """
+
+    def __init__(self, limits, num_upcoming=8):
         self._limits = limits
+        self._num_upcoming = num_upcoming
         self._empty = [_Block() for _ in range(limits.num_blocks)]
         self._evictable = []
         self._cached = {}
@@ -89,7 +93,7 @@ class FakeEngine:
             plan = source.revision()
             if plan is not None:
                 policy.revise(plan)
-            wanted = [seq for seq in policy.upcoming(8) if seq not in self._requests]
+            wanted = [seq for seq in policy.upcoming(self._num_upcoming) if seq not in self._requests]
             for request in source.fetch(wanted):
                 self._requests[request.seq] = request
             if policy.num_waiting or self._running:

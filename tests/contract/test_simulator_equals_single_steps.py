@@ -35,7 +35,8 @@ COUNTS = (
 def test_the_simulator_equals_single_steps(policy_name, job, num_blocks, max_num_seqs, budget):
     limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
     plan = job.plan()
-    fake = FakeEngine(limits)
+    # To the simulator every request is ready.
+    fake = FakeEngine(limits, num_upcoming=len(job.prompts))
     events = list(
         fake.run(ListSource(job, plan), lambda plan, limits: make_policy(policy_name, plan, limits))
     )
