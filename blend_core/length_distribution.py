@@ -48,7 +48,8 @@ LENGTH_GRID: Final[Floats] = _grid()
 LENGTH_GRID_ENDS: Final[Floats] = np.append(LENGTH_GRID[1:], LENGTH_GRID[-1] * GRID_RATIO)
 """Right edges of the bins, `(num_bins,)` tokens."""
 
-_EDGES: Final[list[float]] = LENGTH_GRID.tolist()
+GRID_POINTS: Final[tuple[float, ...]] = tuple(LENGTH_GRID.tolist())
+"""`LENGTH_GRID`, for a search of one length."""
 
 
 def length_counts(num_output_tokens: npt.ArrayLike) -> Floats:
@@ -115,7 +116,7 @@ class LengthDistribution:
 
     def observe(self, num_output_tokens: int) -> None:
         """Counts an answer that ended; `learn` makes use of it."""
-        self._counts[bisect_right(_EDGES, num_output_tokens) - 1] += 1.0
+        self._counts[bisect_right(GRID_POINTS, num_output_tokens) - 1] += 1.0
         self.num_observed += 1.0
 
     @property
@@ -152,10 +153,11 @@ class LengthDistribution:
         return np.interp(num_output_tokens, LENGTH_GRID, self.survival)
 
     def alive_ahead(self, num_output_tokens: Floats) -> Floats:
-        """Returns `(num_running, num_bins)`: the probability that each request, so long by now, is still
-        running `LENGTH_GRID` steps ahead."""
+        """Returns the probability that each request, so long by now, is still running `LENGTH_GRID` steps
+        ahead: `(num_running, n)`, of the first `n` bins, since none runs beyond its bound."""
         now = np.maximum(self.survival_at(num_output_tokens), 1e-9)
-        return self.survival_at(num_output_tokens[:, None] + LENGTH_GRID[None, :]) / now[:, None]
+        ahead = LENGTH_GRID[: bisect_right(GRID_POINTS, self.max_tokens)]
+        return self.survival_at(num_output_tokens[:, None] + ahead[None, :]) / now[:, None]
 
     def remaining(self, num_output_tokens: Floats) -> tuple[Floats, Floats]:
         """Returns first and second moment of what requests have still to go, given what they have now.

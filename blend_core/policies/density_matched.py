@@ -5,24 +5,27 @@ from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from blend_core.length_distribution import LengthDistribution, learn_lengths, length_counts
+from blend_core.length_distribution import learn_lengths, length_counts
 from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
 from blend_core.policies.kv_projection import DEVIATIONS, KvProjection
 from blend_core.policies.ledger import Ledger, Phase
 from blend_core.policies.matching_rules import MatchingRules
-from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
+from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningRequests, RunningWork, running_work
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
-from blend_core.policies.request_kind import Work
+from blend_core.policies.request_kind import RequestKind, Work
 from blend_core.policies.waiting_sides import WaitingSides
 
 REFRESH_STEPS: Final = 128
 """Steps after which sums that are kept up in between are made anew: rarely enough to cost nothing a step."""
 
+FIRST_STEPS: Final = 16
+"""Steps after which they are made for the first time: a run's first steps tell the most about it."""
+
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
-
 
 ALL_RULES: Final = MatchingRules()
 """What the policy is made of."""
@@ -52,8 +55,6 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._times = plan.step_times
         ledger = Ledger()
         self._sides = WaitingSides(ledger, plan.step_times)
-        self._in_flight: set[int] = set()
-        self._right_in_flight: set[int] = set()
         self._decode_kv_tokens = 0
         self._num_decoding = 0
         self._capacity_tokens = limits.num_blocks * limits.block_size
@@ -62,6 +63,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._right_limit_tokens = 0.0
         self._left_allowance = 0.0
         self._candidate: int | None = None
+        self._looked_at = (-1, -1)
         self._look_again_at = 0
         self._refresh_at = 0
         self._learn_at = 0
@@ -76,6 +78,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         clock = self._ledger.clock
         if clock >= self._refresh_at:
             self._refresh()
+        self._projection.advance(clock)
         left = self._left_head()
         num_tokens, share_reached = float(num_tokens_at_most), 1.0
         if left is not None and self._rules.paces:
@@ -134,14 +137,12 @@ class DensityMatchedPolicy(QueuedPolicy):
         if ledger.phase[slot] is Phase.WAITING:
             self._sides.leave(slot)
         charged = ledger.admit(slot, side, num_cached_tokens)
-        self._in_flight.add(slot)
+        self._sides.kind(slot).in_flight[side].add(slot)
         if side is Side.RIGHT:
-            self._right_in_flight.add(slot)
-            self._projection.add(
-                ledger.clock,
-                self._unshared_tokens(slot),
-                self._sides.alive(slot, ledger.num_output_tokens(slot)),
-            )
+            if self._looked_at == (slot, ledger.clock):
+                self._projection.join()
+            else:
+                self._projection.add(self._unshared_tokens(slot), self._alive(slot))
             self._candidate, self._look_again_at = None, ledger.clock
         else:
             self._left_allowance -= charged
@@ -168,7 +169,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._sides.leave(slot)
             if slot == self._candidate:
                 self._candidate, self._look_again_at = None, self._ledger.clock
-        elif slot in self._in_flight:
+        elif self._ledger.phase[slot] is not Phase.PREEMPTED:
             lengths = self._sides.kind(slot).lengths
             if lengths is not None:
                 lengths.observe(num_output_tokens)
@@ -180,6 +181,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._vacate(self._ledger.slot_of[seq])
         super().preempted(seq)
         self._candidate, self._look_again_at = None, self._ledger.clock + 1
+        self._refresh_at = min(self._refresh_at, self._look_again_at)
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         self._times = plan.step_times
@@ -210,17 +212,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._sort_anew()
         if clock >= self._learn_at and self._rules.learns:
             self._learn()
-            self._learn_at = clock + max(REFRESH_STEPS, int(LEARNING_GROWTH * clock))
-        by_kind: dict[int, tuple[LengthDistribution | None, list[tuple[float, ...]]]] = {}
-        for slot in chain(self._right_in_flight, ledger.preempted[Side.RIGHT]):
-            lengths = self._sides.kind(slot).lengths
-            _, rows = by_kind.setdefault(id(lengths), (lengths, []))
-            output = ledger.num_output_tokens(slot)
-            left = ledger.output_tokens[slot] - output
-            rows.append((output, self._unshared_tokens(slot), left, slot in self._right_in_flight))
-        running = running_work(
-            [(lengths, np.array(rows, dtype=np.float64)) for lengths, rows in by_kind.values()]
-        )
+            self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
+        running = running_work(tuple(self._running()))
         self._projection.replace(clock, running.kv_mean, running.kv_variance)
         left_head, longest = self._left_head(), self._sides.longest()
         self._pace = Pace.of(
@@ -231,19 +224,14 @@ class DensityMatchedPolicy(QueuedPolicy):
             longest_waiting=0.0 if longest is None else self._sides.expected_tokens(longest),
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
         )
-        self._refresh_at = clock + max(REFRESH_STEPS, len(self._right_in_flight) // 4)
+        self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
         self._look_again_at = clock
 
     def _learn(self) -> None:
         """Estimates lengths from all that ended and all that run; sorts anew where a kind changes sides."""
-        ledger = self._ledger
-        running: dict[int, list[int]] = {}
-        at_risk = chain(self._in_flight, *ledger.preempted.values()) if self._rules.counts_running else ()
-        for slot in at_risk:
-            running.setdefault(id(self._sides.kind(slot)), []).append(ledger.num_output_tokens(slot))
         learn_lengths(
             [
-                (kind.lengths, length_counts(running.get(id(kind), [])))
+                (kind.lengths, length_counts(self._ledger.output_tokens_so_far(self._at_risk(kind))))
                 for kind in self._sides.kinds()
                 if kind.lengths is not None
             ]
@@ -251,13 +239,43 @@ class DensityMatchedPolicy(QueuedPolicy):
         if self._sides.is_out_of_order:
             self._sort_anew()
 
+    def _at_risk(self, kind: RequestKind) -> list[int]:
+        """A kind's requests that have begun and go on."""
+        if not self._rules.counts_running:
+            return []
+        preempted = chain.from_iterable(self._ledger.preempted.values())
+        return [
+            *chain.from_iterable(kind.in_flight.values()),
+            *(slot for slot in preempted if self._sides.kind(slot) is kind),
+        ]
+
+    def _running(self) -> Iterator[RunningRequests]:
+        """The right side's requests that have begun and go on, kind by kind."""
+        ledger = self._ledger
+        preempted: dict[int, list[int]] = {}
+        for slot in ledger.preempted[Side.RIGHT]:
+            preempted.setdefault(id(self._sides.kind(slot)), []).append(slot)
+        for kind in self._sides.kinds():
+            in_flight = kind.in_flight[Side.RIGHT]
+            slots = [*in_flight, *preempted.get(id(kind), ())]
+            if not slots:
+                continue
+            output = ledger.output_tokens_so_far(slots)
+            estimated = np.fromiter(map(ledger.output_tokens.__getitem__, slots), np.float64, len(slots))
+            yield RunningRequests(
+                kind.lengths,
+                output,
+                ledger.unshared_prompt_tokens(slots) + output,
+                estimated - output,
+                np.arange(len(slots)) < len(in_flight),
+            )
+
     def _look(self) -> None:
         """Looks for a right request that KV ahead has room for, unless it has looked and nothing has
         changed."""
         clock = self._ledger.clock
         if self._candidate is not None or clock < self._look_again_at:
             return
-        # With many in flight one ends every step or so: not each of them is worth a look.
         self._look_again_at = self._refresh_at
         head = self._right_head()
         if head is None:
@@ -268,19 +286,20 @@ class DensityMatchedPolicy(QueuedPolicy):
         if self._ledger.preempted[Side.RIGHT] or self._sides.first_lead(Side.RIGHT) is not None:
             return
         filler = self._filler(
-            self._projection.longest_fit(clock, self._unshared_tokens(head), self._right_limit_tokens)
+            self._projection.longest_fit(self._unshared_tokens(head), self._right_limit_tokens)
         )
         if filler is not None and self._fits_ahead(filler):
             self._candidate = filler
 
     def _fits_ahead(self, slot: int) -> bool:
         """Whether KV stays within the right side's limit up to the end of every answer, with this one."""
-        return self._projection.fits(
-            self._ledger.clock,
-            self._unshared_tokens(slot),
-            self._sides.alive(slot, self._ledger.num_output_tokens(slot)),
-            self._right_limit_tokens,
-        )
+        self._looked_at = slot, self._ledger.clock
+        return self._projection.fits(self._unshared_tokens(slot), self._alive(slot), self._right_limit_tokens)
+
+    def _alive(self, slot: int) -> npt.NDArray[np.float64]:
+        output = self._ledger.num_output_tokens(slot)
+        lengths = self._sides.kind(slot).lengths
+        return self._projection.alive(lengths, output, self._ledger.output_tokens[slot] - output)
 
     def _filler(self, output_tokens: float) -> int | None:
         return self._sides.filler(output_tokens) if self._rules.fills_gaps else None
@@ -288,19 +307,12 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _vacate(self, slot: int) -> None:
         """A request in flight leaves."""
         ledger = self._ledger
-        self._in_flight.discard(slot)
+        self._sides.kind(slot).in_flight[ledger.side[slot]].discard(slot)
         if ledger.phase[slot] is Phase.DECODING:
             self._num_decoding -= 1
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
-        if slot in self._right_in_flight:
-            self._right_in_flight.discard(slot)
-            self._projection.remove(
-                ledger.clock,
-                self._unshared_tokens(slot),
-                self._sides.alive(slot, self._ledger.num_output_tokens(slot)),
-            )
-            wait = len(self._right_in_flight) // REFRESH_STEPS
-            self._look_again_at = min(self._look_again_at, ledger.clock + wait)
+        if ledger.side[slot] is Side.RIGHT:
+            self._look_again_at = min(self._look_again_at, ledger.clock)
 
     def _unshared_tokens(self, slot: int) -> float:
         """KV tokens that a request holds by itself, in flight or when it starts."""
@@ -348,3 +360,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             if slot is not None and slot not in seen and ledger.is_waiting(slot):
                 seen.add(slot)
                 yield slot
+
+
+def _interval(clock: int, num_steps: int) -> int:
+    """Returns for how many steps sums hold: `num_steps` or `REFRESH_STEPS`, less where the run is young."""
+    return min(FIRST_STEPS + clock // 2, max(REFRESH_STEPS, num_steps))

@@ -1,13 +1,14 @@
 """How much KV the requests in flight will hold in the steps ahead, and whether another one fits beside
 them."""
 
+from bisect import bisect_left, bisect_right
 from math import inf
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import LENGTH_GRID, LENGTH_GRID_ENDS
+from blend_core.length_distribution import GRID_POINTS, LENGTH_GRID, LENGTH_GRID_ENDS, LengthDistribution
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,83 +19,122 @@ the short requests that were admitted last; a little KV left free costs less."""
 _SURE: Final = 1e-3
 """A request that is alive with a smaller probability does not count at that time."""
 
+_ONES: Final[Floats] = np.ones(len(LENGTH_GRID))
+
 
 class KvProjection:
-    """Mean and variance of KV tokens on the grid of steps ahead, kept up as requests come and go.
+    """Mean and variance of KV tokens on a grid of steps, kept up as requests come.
 
     A request that holds `k` tokens now holds `k + t` in `t` steps if it is still running then. Within a bin
-    of the grid it counts with what it holds at the bin's end. Between calls of `replace` the sums are shifted
-    along the grid, which blurs them a little.
+    of the grid it counts with what it holds at the bin's end. The grid begins at the step of the last
+    `replace`; requests that join later count from their step on. A request that ends has nothing to be taken
+    away: of a known length it counted up to here, and of others so many were expected to have ended.
 
     Attributes:
         mean: `(num_bins,)` expected tokens.
         variance: `(num_bins,)` of them; 0 where every length is known.
     """
 
-    __slots__ = ("_clock", "_deviations", "mean", "variance")
+    __slots__ = (
+        "_ahead",
+        "_deviations",
+        "_first_bin",
+        "_high",
+        "_joined",
+        "_num_steps",
+        "_since",
+        "mean",
+        "variance",
+    )
 
     def __init__(self, deviations: float = DEVIATIONS) -> None:
         """Begins with nothing in flight; `deviations` are kept free above what is expected."""
         self._deviations = deviations
-        self.mean: Floats = np.zeros(len(LENGTH_GRID))
-        self.variance: Floats = np.zeros(len(LENGTH_GRID))
-        self._clock = 0
+        self.replace(0, np.zeros(len(LENGTH_GRID)), np.zeros(len(LENGTH_GRID)))
+
+    def replace(self, clock: int, mean: Floats, variance: Floats) -> None:
+        """Takes sums that were made anew at `clock`; the grid begins there."""
+        self.mean, self.variance, self._since = mean, variance, clock
+        self._high: Floats = mean + self._deviations * np.sqrt(variance)
+        self._num_steps = self._first_bin = 0
+        self._ahead: dict[int, Floats] = {}
+        self._joined: tuple[Floats, Floats, Floats] = (mean, variance, self._high)
+
+    def advance(self, clock: int) -> None:
+        """Goes on to a step."""
+        num_steps = clock - self._since
+        if num_steps != self._num_steps:
+            self._num_steps = num_steps
+            self._first_bin = bisect_right(GRID_POINTS, num_steps) - 1
+            self._ahead = {}
 
     @property
     def peak_tokens(self) -> float:
-        """The most that is expected to be held at any time."""
-        return float(self.mean.max())
+        """The most that is expected to be held from now on."""
+        return float(self.mean[self._first_bin :].max())
 
-    def replace(self, clock: int, mean: Floats, variance: Floats) -> None:
-        """Takes sums that were made anew at `clock`."""
-        self.mean, self.variance, self._clock = mean, variance, clock
+    def alive(self, lengths: LengthDistribution | None, num_output_tokens: int, left: float) -> Floats:
+        """Returns the probability that a request runs on, bin by bin from now on, as far as it counts.
 
-    def add(self, clock: int, num_tokens: float, alive: Floats) -> None:
-        """A request that holds `num_tokens` joins; `alive` is `(num_bins,)`, its survival."""
-        self._shift(clock)
-        mean, variance = contribution(num_tokens, alive)
-        self.mean += mean
-        self.variance += variance
+        Args:
+            lengths: of its kind; None where its own is known.
+            num_output_tokens: what it has.
+            left: tokens still to come, looked at where they are known.
+        """
+        if lengths is None:
+            end = bisect_left(GRID_POINTS, self._num_steps + max(1.0, left))
+            return _ONES[: end - self._first_bin]
+        if num_output_tokens > 0:
+            return self._alive(lengths, num_output_tokens)
+        # All that start in one step are asked for alike.
+        alive = self._ahead.get(id(lengths))
+        if alive is None:
+            alive = self._ahead[id(lengths)] = self._alive(lengths, 0)
+        return alive
 
-    def remove(self, clock: int, num_tokens: float, alive: Floats) -> None:
-        """Undoes `add` for a request that has grown since."""
-        self._shift(clock)
-        mean, variance = contribution(num_tokens, alive)
-        self.mean = np.maximum(self.mean - mean, 0.0)
-        self.variance = np.maximum(self.variance - variance, 0.0)
+    def _alive(self, lengths: LengthDistribution, num_output_tokens: int) -> Floats:
+        reached = LENGTH_GRID[self._first_bin :] + (num_output_tokens - self._num_steps)
+        alive = lengths.survival_at(np.maximum(reached, num_output_tokens))
+        alive /= max(alive[0], 1e-9)
+        return alive[: int(np.count_nonzero(alive > _SURE))]
 
-    def fits(self, clock: int, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:
-        """Whether KV stays under the limit, deviations included, while such a request runs as well."""
-        self._shift(clock)
-        mean, variance = contribution(num_tokens, alive)
-        high = self.mean + mean + self._deviations * np.sqrt(self.variance + variance)
-        return bool((high[alive > _SURE] <= limit_tokens).all())
+    def fits(self, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:
+        """Whether KV stays under the limit, deviations included, while such a request runs as well.
 
-    def longest_fit(self, clock: int, num_tokens: float, limit_tokens: float) -> float:
+        `alive` is what `alive` gave. What was found out is kept for `join`.
+        """
+        first = self._first_bin
+        now = slice(first, first + len(alive))
+        mean, variance = contribution(num_tokens - self._num_steps, alive, LENGTH_GRID_ENDS[now])
+        mean += self.mean[now]
+        variance += self.variance[now]
+        high = mean + self._deviations * np.sqrt(variance)
+        self._joined = mean, variance, high
+        return bool(high.max() <= limit_tokens)
+
+    def add(self, num_tokens: float, alive: Floats) -> None:
+        """A request that holds `num_tokens` joins."""
+        self.fits(num_tokens, alive, inf)
+        self.join()
+
+    def join(self) -> None:
+        """The request that `fits` looked at last joins; nothing may have joined or gone on since."""
+        mean, variance, high = self._joined
+        now = slice(self._first_bin, self._first_bin + len(mean))
+        self.mean[now], self.variance[now], self._high[now] = mean, variance, high
+
+    def longest_fit(self, num_tokens: float, limit_tokens: float) -> float:
         """Returns for how many steps a request that holds `num_tokens` now and surely lives fits."""
-        self._shift(clock)
-        high = self.mean + self._deviations * np.sqrt(self.variance) + num_tokens + LENGTH_GRID_ENDS
-        over = np.flatnonzero(high > limit_tokens)
-        return float(LENGTH_GRID[over[0]]) if len(over) else inf
-
-    def _shift(self, clock: int) -> None:
-        num_steps = clock - self._clock
-        if num_steps > 0:
-            ahead = LENGTH_GRID + num_steps
-            bins = np.searchsorted(LENGTH_GRID, ahead, side="right") - 1
-            self.mean = _shifted(self.mean, ahead, bins)
-            self.variance = _shifted(self.variance, ahead, bins)
-            self._clock = clock
+        first = self._first_bin
+        high = self._high[first:] + LENGTH_GRID_ENDS[first:]
+        over = np.flatnonzero(high > limit_tokens - num_tokens + self._num_steps)
+        return max(0.0, GRID_POINTS[first + int(over[0])] - self._num_steps) if len(over) else inf
 
 
-def _shifted(sums: Floats, ahead: Floats, bins: npt.NDArray[np.int64]) -> Floats:
-    """Returns the sums at later points. Never below what held in their bins: where many end together in the
-    next one, a line to it would free their KV too early."""
-    return np.maximum(np.interp(ahead, LENGTH_GRID, sums), sums[bins])
-
-
-def contribution(num_tokens: float | Floats, alive: Floats) -> tuple[Floats, Floats]:
+def contribution(
+    num_tokens: float | Floats, alive: Floats, ends: Floats = LENGTH_GRID_ENDS
+) -> tuple[Floats, Floats]:
     """Returns mean and variance of the KV tokens ahead of requests; broadcasts over `alive`'s last axis."""
-    held = num_tokens + LENGTH_GRID_ENDS
+    held = num_tokens + ends
     mean = alive * held
     return mean, mean * (held - mean)

@@ -1,12 +1,20 @@
 """What a policy keeps about the requests of a plan: estimates, phases, and KV tokens held per side."""
 
 from collections import deque
+from collections.abc import Collection
 from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.performance import compute_density
 from blend_core.plan import Plan
 from blend_core.policies.base import Side
+
+NEVER: Final = 1 << 30
+"""A step later than any."""
 
 
 class Phase(IntEnum):
@@ -112,7 +120,7 @@ class Ledger:
         self.side.append(Side.LEFT)
         self.num_kept_tokens.append(0)
         self._base_tokens.append(0)
-        self._first_token_at.append(0)
+        self._first_token_at.append(NEVER)
         self.num_waiting += 1
         return slot
 
@@ -130,6 +138,19 @@ class Ledger:
         if self.phase[slot] is not Phase.DECODING:
             return self.num_kept_tokens[slot]
         return self.num_kept_tokens[slot] + 1 + max(0, self.clock - self._first_token_at[slot])
+
+    def output_tokens_so_far(self, slots: Collection[int]) -> npt.NDArray[np.float64]:
+        """Returns `num_output_tokens` of many, `(num_slots,)`."""
+        num_kept = np.fromiter(map(self.num_kept_tokens.__getitem__, slots), np.float64, len(slots))
+        first_at = np.fromiter(map(self._first_token_at.__getitem__, slots), np.float64, len(slots))
+        new = np.maximum(self.clock + 1.0 - first_at, 1.0)
+        return num_kept + np.where(first_at < NEVER, new, 0.0)
+
+    def unshared_prompt_tokens(self, slots: Collection[int]) -> npt.NDArray[np.float64]:
+        """Returns prompt tokens that each of many shares with none before it, `(num_slots,)`."""
+        num_prompt = np.fromiter(map(self.num_prompt_tokens.__getitem__, slots), np.float64, len(slots))
+        num_shared = np.fromiter(map(self.num_shared_tokens.__getitem__, slots), np.float64, len(slots))
+        return num_prompt - num_shared
 
     def num_held_tokens(self, slot: int) -> int:
         """KV tokens charged to a request in flight."""
@@ -182,6 +203,7 @@ class Ledger:
         num_output_tokens = self.num_output_tokens(slot)
         self._leave(slot)
         self.num_kept_tokens[slot] = num_output_tokens
+        self._first_token_at[slot] = NEVER
         self.phase[slot] = Phase.PREEMPTED
         self.num_waiting += 1
         self.preempted[self.side[slot]].appendleft(slot)

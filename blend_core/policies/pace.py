@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import LENGTH_GRID, LengthDistribution
+from blend_core.length_distribution import LENGTH_GRID, LENGTH_GRID_ENDS, LengthDistribution
 from blend_core.performance import StepTimeModel
 from blend_core.policies.base import EngineLimits
 from blend_core.policies.kv_projection import contribution
@@ -48,43 +48,63 @@ class RunningWork:
     kv_variance: Floats = field(default_factory=_no_kv)
 
 
-def running_work(kinds: Sequence[tuple[LengthDistribution | None, Floats]]) -> RunningWork:
-    """Sums up what runs.
+@dataclass(frozen=True, slots=True)
+class RunningRequests:
+    """Requests of the right side that share a distribution of lengths, those that were preempted included.
 
-    Args:
-        kinds: for each kind its lengths (None: known) and, `(num_requests, 4)`, of each request the output
-            tokens so far, KV tokens by itself, tokens still to come (looked at where they are known), and
-            whether it is in flight.
+    Attributes:
+        lengths: of their answers; None where each is known.
+        num_output_tokens: `(num_requests,)` so far.
+        num_kv_tokens: `(num_requests,)` that each holds by itself, or will once it is back.
+        left: `(num_requests,)` tokens still to come, looked at where they are known.
+        is_in_flight: `(num_requests,)`.
     """
+
+    lengths: LengthDistribution | None
+    num_output_tokens: Floats
+    num_kv_tokens: Floats
+    left: Floats
+    is_in_flight: npt.NDArray[np.bool_]
+
+
+def running_work(kinds: Sequence[RunningRequests]) -> RunningWork:
+    """Sums up what runs, kind by kind."""
     num_kv_tokens = num_output_tokens = held = longest = 0.0
     mean, variance = _no_kv(), _no_kv()
-    for lengths, rows in kinds:
-        output, kv, in_flight = rows[:, 0], rows[:, 1], rows[:, 3]
-        if lengths is None:
-            left = np.maximum(rows[:, 2], 1.0)
+    for kind in kinds:
+        kv = kind.num_kv_tokens
+        if kind.lengths is None:
+            left = np.maximum(kind.left, 1.0)
             left_sq = left * left
         else:
-            left, left_sq = lengths.remaining(output)
-        num_kv_tokens += float(kv @ in_flight)
+            left, left_sq = kind.lengths.remaining(kind.num_output_tokens)
+        num_kv_tokens += float(kv @ kind.is_in_flight)
         num_output_tokens += float(left.sum())
         held += float((kv * left + left_sq / 2.0).sum())
-        longest = max(longest, float(left.max()))
-        places = np.flatnonzero(in_flight)
-        if len(places) == 0:
+        longest = max(longest, float(left.max(initial=0.0)))
+        if kind.lengths is None:
+            mean += _known_kv(kv[kind.is_in_flight], left[kind.is_in_flight])
             continue
-        # Ordered by what is left, every so-manyth stands for its neighbours.
+        places = np.flatnonzero(kind.is_in_flight)
         weight = max(1.0, len(places) / _MAX_EXACT)
         if weight > 1.0:
+            # Ordered by what is left, every so-manyth stands for its neighbours.
             ordered = places[np.argsort(left[places], kind="stable")]
             places = ordered[(np.arange(_MAX_EXACT) * weight + weight / 2.0).astype(np.int64)]
-        if lengths is None:
-            alive = (left[places, None] > LENGTH_GRID[None, :]).astype(np.float64)
-        else:
-            alive = lengths.alive_ahead(output[places])
-        means, variances = contribution(kv[places, None], alive)
-        mean += weight * means.sum(axis=0)
-        variance += weight * variances.sum(axis=0)
+        alive = kind.lengths.alive_ahead(kind.num_output_tokens[places])
+        bins = slice(alive.shape[1])
+        means, variances = contribution(kv[places, None], alive, LENGTH_GRID_ENDS[bins])
+        mean[bins] += weight * means.sum(axis=0)
+        variance[bins] += weight * variances.sum(axis=0)
     return RunningWork(num_kv_tokens, num_output_tokens, held, longest, mean, variance)
+
+
+def _known_kv(num_kv_tokens: Floats, left: Floats) -> Floats:
+    """Returns the KV ahead, `(num_bins,)`, of requests that hold so much and surely run so many steps."""
+    num_bins = np.searchsorted(LENGTH_GRID, left)  # of each the bins in which it is alive
+    alive = np.bincount(num_bins, minlength=len(LENGTH_GRID) + 1)[::-1].cumsum()[::-1]
+    held = np.bincount(num_bins, num_kv_tokens, minlength=len(LENGTH_GRID) + 1)[::-1].cumsum()[::-1]
+    return held[1:] + alive[1:] * LENGTH_GRID_ENDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class RequestKind:
     Attributes:
         lengths: of the answers; None for requests with lengths of their own.
         side: the side that the kind is taken from.
-        num_waiting: requests.
+        num_waiting: requests that were never admitted.
+        in_flight: slots in flight, by the side that they were admitted on.
     """
 
     __slots__ = (
@@ -64,6 +65,7 @@ class RequestKind:
         "_num_prompt_tokens",
         "_prefill_tokens",
         "_prefill_tokens_sq",
+        "in_flight",
         "lengths",
         "num_waiting",
         "side",
@@ -72,10 +74,11 @@ class RequestKind:
     def __init__(self, lengths: LengthDistribution | None, side: Side) -> None:
         self.lengths = lengths
         self.side = side
+        self.in_flight: dict[Side, set[int]] = {Side.LEFT: set(), Side.RIGHT: set()}
         self.clear()
 
     def clear(self) -> None:
-        """Nothing waits."""
+        """None waits."""
         self.num_waiting = 0
         self._num_prompt_tokens = self._prefill_tokens = self._prefill_tokens_sq = 0.0
         self._known_output = self._known_read = self._known_held = 0.0

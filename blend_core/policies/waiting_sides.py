@@ -138,17 +138,6 @@ class WaitingSides:
         """The kind of a request."""
         return self._kind[slot]
 
-    def alive(self, slot: int, num_output_tokens: int) -> npt.NDArray[np.float64]:
-        """`(num_bins,)` probability that a request that has so many tokens runs on for so many steps more."""
-        lengths = self._kind[slot].lengths
-        if lengths is None:
-            left = max(1.0, self._ledger.output_tokens[slot] - num_output_tokens)
-            return np.asarray(left > LENGTH_GRID, dtype=np.float64)
-        if num_output_tokens == 0:
-            return lengths.survival
-        alive: npt.NDArray[np.float64] = lengths.alive_ahead(np.array([float(num_output_tokens)]))[0]
-        return alive
-
     def expected_tokens(self, slot: int) -> float:
         """Expected length of a request's answer."""
         lengths = self._kind[slot].lengths

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from blend_core.length_distribution import LENGTH_GRID, LENGTH_GRID_ENDS, LengthDistribution, length_counts
 from blend_core.performance import StepTimeModel
 from blend_core.policies.base import EngineLimits
-from blend_core.policies.pace import Pace, RunningWork, running_work
+from blend_core.policies.pace import Pace, RunningRequests, RunningWork, running_work
 from blend_core.policies.request_kind import Work
 
 LIMITS = EngineLimits(block_size=4, num_blocks=250, max_num_seqs=100, max_num_batched_tokens=64)
@@ -108,10 +108,14 @@ def test_more_kv_to_read_never_means_less_to_compute(less, more, prefill):
     assert tokens(less, prefill=prefill, peak=1e7)[0] <= tokens(more, prefill=prefill, peak=1e7)[0]
 
 
+def of_kind(lengths, rows):
+    """Requests of (output so far, KV tokens, tokens to come, in flight)."""
+    columns = np.array(rows, dtype=float).T
+    return RunningRequests(lengths, *columns[:3], columns[3] > 0)
+
+
 def test_what_runs_is_summed_request_by_request():
-    # Output so far, KV tokens, tokens to come, in flight.
-    rows = np.array([[10, 110, 40, 1], [0, 30, 500, 1], [60, 200, 7, 0]], dtype=float)
-    sums = running_work([(None, rows)])
+    sums = running_work([of_kind(None, [(10, 110, 40, 1), (0, 30, 500, 1), (60, 200, 7, 0)])])
     assert sums.num_kv_tokens == 140
     assert sums.num_output_tokens == 547
     assert sums.held_kv_tokens == 110 * 40 + 40**2 / 2 + 30 * 500 + 500**2 / 2 + 200 * 7 + 7**2 / 2
@@ -125,7 +129,7 @@ def test_what_runs_is_summed_request_by_request():
 def test_hidden_lengths_are_summed_by_what_is_expected():
     lengths = LengthDistribution(4_096, length_counts(np.arange(50, 1_500, 5)))
     rows = np.array([[10, 110, 1, 1], [700, 730, 1, 1]], dtype=float)
-    sums = running_work([(lengths, rows), (None, np.array([[0.0, 20.0, 9.0, 1.0]]))])
+    sums = running_work([of_kind(lengths, rows), of_kind(None, [(0, 20, 9, 1)])])
     mean, second_moment = lengths.remaining(rows[:, 0])
     assert sums.num_output_tokens == pytest.approx(mean.sum() + 9)
     held = rows[:, 1] @ mean + second_moment.sum() / 2 + 20 * 9 + 9**2 / 2
@@ -136,13 +140,29 @@ def test_hidden_lengths_are_summed_by_what_is_expected():
 
 def test_of_many_some_stand_for_all():
     generator = np.random.default_rng(0)
-    left = generator.integers(1, 2_000, 3_000).astype(float)
-    rows = np.stack((np.zeros(3_000), generator.integers(50, 150, 3_000), left, np.ones(3_000)), axis=1)
-    sums = running_work([(None, rows)])
-    exact = sum(running_work([(None, rows[place : place + 200])]).kv_mean for place in range(0, 3_000, 200))
-    assert sums.num_output_tokens == left.sum()
+    lengths = LengthDistribution(4_096, length_counts(np.arange(50, 1_500, 5)))
+    so_far, held = generator.integers(0, 1_200, 3_000), generator.integers(50, 150, 3_000)
+    rows = np.stack((so_far, so_far + held, np.ones(3_000), np.ones(3_000)), axis=1)
+    sums = running_work([of_kind(lengths, rows)])
+    parts = [running_work([of_kind(lengths, rows[place : place + 200])]) for place in range(0, 3_000, 200)]
+    assert sums.num_output_tokens == pytest.approx(sum(part.num_output_tokens for part in parts))
+    exact = sum(part.kv_mean for part in parts)
     np.testing.assert_allclose(sums.kv_mean, exact, atol=0.01 * exact.max())
+    spread = sum(part.kv_variance for part in parts)
+    np.testing.assert_allclose(sums.kv_variance, spread, atol=0.02 * spread.max())
+
+
+def test_known_lengths_of_many_are_summed_exactly():
+    generator = np.random.default_rng(0)
+    left, held = generator.integers(1, 2_000, 3_000), generator.integers(50, 150, 3_000)
+    rows = np.stack((np.zeros(3_000), held, left, np.ones(3_000)), axis=1)
+    sums = running_work([of_kind(None, rows)])
+    assert sums.num_output_tokens == left.sum()
+    for place in range(0, 80, 7):
+        alive = left > LENGTH_GRID[place]
+        assert sums.kv_mean[place] == pytest.approx((held[alive] + LENGTH_GRID_ENDS[place]).sum())
+    assert not sums.kv_variance.any()
 
 
 def test_one_that_outlived_its_known_length_has_a_token_to_go():
-    assert running_work([(None, np.array([[50.0, 150.0, -3.0, 1.0]]))]).num_output_tokens == 1
+    assert running_work([of_kind(None, [(50, 150, -3, 1)])]).num_output_tokens == 1
