@@ -18,6 +18,9 @@ OUTLIVED_FACTOR = 2.0
 BATCH_MULTIPLE = 128
 """Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
 
+HELD_PREFIX_SHARE = 0.01
+"""A prefix that takes this share of KV is costly to compute again."""
+
 
 def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
     """Shares KV so that both sides together have the root's density (BlendServe §5.3).
@@ -66,6 +69,10 @@ class DualScanPolicy(QueuedPolicy):
     Left requests are short and may use the room that is kept free for decoding requests to grow, but for one
     block each: where right requests fill KV for a while, `M_L` is still the left side's. Preempted requests
     have paid and need no credit; sampled requests come first on the side that their density puts them on.
+
+    One case that the paper's prompts do not have: a prefix of a hundredth of KV or more. As long as a request
+    in flight holds it, a side's next request behind it starts whatever else the side holds, since it takes
+    little room now and would have to compute the prefix again once the others have ended.
     """
 
     name: ClassVar[str] = "dual_scan"
@@ -90,22 +97,28 @@ class DualScanPolicy(QueuedPolicy):
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The head of the side that uses less of its share, if a side may start one. Does not mutate."""
-        sides = self._emptier_first()
-        for side in sides:
-            if self._may_start(side) and self._is_placeable(view, side):
-                return self._admission(side)
-        if view.num_running == 0:
-            for side in sides:
-                head = self._accounts[side].head
-                if head is not None and view.is_ready(self._ledger.seq[head]):
-                    return self._admission(side)
+        heads = [
+            (side, head)
+            for side in self._emptier_first()
+            if (head := self._accounts[side].head) is not None and view.is_ready(self._ledger.seq[head])
+        ]
+        for side, head in heads:
+            if self._is_prefix_held(view, head) and self._is_placeable(view, side, head):
+                return Admission(self._ledger.seq[head], side)
+        for side, head in heads:
+            if self._may_start(side, head) and self._is_placeable(view, side, head):
+                return Admission(self._ledger.seq[head], side)
+        if view.num_running == 0 and heads:
+            side, head = heads[0]
+            return Admission(self._ledger.seq[head], side)
         return None
 
     def quiet_steps(self, view: EngineView) -> int:
         """Steps until a side's credit or an outlived estimate can open a gate."""
         quiet = self._deadlines[0][0] - self._ledger.clock if self._deadlines else FOR_EVER
         for side, account in self._accounts.items():
-            if account.head is not None and not self._is_full(side) and not self._may_start(side):
+            head = account.head
+            if head is not None and not self._is_full(side) and not self._may_start(side, head):
                 quiet = min(quiet, account.quiet_steps(self._ledger.clock))
         return max(1, quiet)
 
@@ -245,14 +258,20 @@ class DualScanPolicy(QueuedPolicy):
         # A share smaller than one request still holds one, or the side would never run.
         return self._ledger.num_running[side] > 0 and self._ledger.num_tokens[side] >= capacity
 
-    def _may_start(self, side: Side) -> bool:
-        account = self._accounts[side]
-        if account.head is None:
+    def _is_prefix_held(self, view: EngineView, slot: int) -> bool:
+        """Whether a request in flight holds the prefix of one that would be costly to start later."""
+        num_blocks = HELD_PREFIX_SHARE * self._limits.num_blocks
+        # Looking a prompt up in the cache takes longer than all else here: only one that is long enough.
+        if self._ledger.num_prompt_tokens[slot] < num_blocks * self._limits.block_size:
             return False
-        if self._ledger.phase[account.head] is Phase.PREEMPTED:
+        return view.num_held_blocks(self._ledger.seq[slot]) >= num_blocks
+
+    def _may_start(self, side: Side, head: int) -> bool:
+        if self._ledger.phase[head] is Phase.PREEMPTED:
             return True
         if self._is_full(side):
             return False
+        account = self._accounts[side]
         return (
             account.resident_tokens < account.capacity_tokens or account.credit_tokens(self._ledger.clock) > 0
         )
@@ -263,18 +282,10 @@ class DualScanPolicy(QueuedPolicy):
         if resident_tokens is not None:
             self._accounts[self._ledger.side[slot]].resident_tokens -= resident_tokens
 
-    def _is_placeable(self, view: EngineView, side: Side) -> bool:
-        head = self._accounts[side].head
-        if head is None or not view.is_ready(self._ledger.seq[head]):
-            return False
+    def _is_placeable(self, view: EngineView, side: Side, slot: int) -> bool:
         if side is Side.LEFT:
-            return self._fits(view, head, view.num_free_blocks - view.num_running)
-        return self._has_room(view, head)
-
-    def _admission(self, side: Side) -> Admission:
-        head = self._accounts[side].head
-        assert head is not None
-        return Admission(self._ledger.seq[head], side)
+            return self._fits(view, slot, view.num_free_blocks - view.num_running)
+        return self._has_room(view, slot)
 
     def _soonest(self) -> Iterator[int]:
         seen: set[int] = set()

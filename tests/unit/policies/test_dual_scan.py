@@ -213,3 +213,15 @@ def test_the_left_side_may_use_the_room_that_is_kept_for_growth(make_plan, view)
     assert policy.next_request(view).side is Side.LEFT
     view.num_running = 30  # each may need a block soon: 20 are left, and the prompt needs 26
     assert policy.next_request(view) is None
+
+
+def test_a_request_behind_a_long_prefix_in_flight_starts_before_its_side_has_room_again(make_plan, view):
+    plan = make_plan([(0, 40, 10, 50.0), *((seq, 200, 500, 0.1) for seq in range(1, 20))])
+    policy = DualScanPolicy(plan, LIMITS)
+    last = min(start.seq for start in start_all(policy, view) if start.side is Side.RIGHT)
+    assert last > 1
+    assert policy.next_request(view) is None
+    view.held = {last - 1: 10}  # a hundredth of KV
+    assert policy.next_request(view) == Admission(last - 1, Side.RIGHT)
+    view.held = {last - 1: 9}
+    assert policy.next_request(view) is None
