@@ -86,10 +86,9 @@ def _over_all(
 
 def interleaved_table(run: PaperRun) -> Table:
     """How `dfs` does where prompts of one kind do not lie together."""
-    preset = {workload.name: workload for workload in run.study.workloads if workload.length_set == "preset"}
     rows: list[tuple[object, ...]] = []
-    for mixed in run.interleaved:
-        dfs_s, own = mixed.policies["dfs"].duration_s, preset[mixed.name].policies
+    for mixed, preset in run.interleaved:
+        dfs_s, own = mixed.policies["dfs"].duration_s, preset.policies
         rows.append(
             (
                 mixed.name,

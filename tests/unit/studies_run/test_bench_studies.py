@@ -36,9 +36,11 @@ WORKLOAD_KEYS = {"name", "set", "density", "prefix_sharing", "num_requests", "op
 
 @pytest.fixture(scope="module")
 def paper_run():
-    preset, hidden, mixed = run_paper_task(PaperTask(trace=0, seed=0, hours=HOURS, traces=None))
+    preset, hidden, mixed = run_paper_task(
+        PaperTask(trace=0, seed=0, hours=HOURS, traces=None, interleaves=True)
+    )
     study = StudyRun("generated", HOURS, (0,), (preset, hidden))
-    return PaperRun(study, (mixed,))
+    return PaperRun(study, ((mixed, preset),))
 
 
 def test_a_study_prints_what_is_promised(paper_run):
