@@ -24,6 +24,10 @@ REFRESH_STEPS: Final = 128
 FIRST_STEPS: Final = 16
 """Steps after which they are made for the first time: a run's first steps tell the most about it."""
 
+CHUNK_TOKENS: Final = 128
+"""Prompt tokens that a step computes at least, if any: an engine takes nearly as long for fewer, and
+BlendServe §5.3 computes multiples of them."""
+
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
 
@@ -62,6 +66,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
         self._right_limit_tokens = 0.0
         self._left_allowance = 0.0
+        self._saved_tokens = 0.0
+        self._last_left: int | None = None
         self._candidate: int | None = None
         self._looked_at = (-1, -1)
         self._look_again_at = 0
@@ -72,7 +78,8 @@ class DensityMatchedPolicy(QueuedPolicy):
     def begin_step(self, view: EngineView) -> int:
         """As many prompt tokens as this step's KV reading can hide at the pace of the whole.
 
-        While KV is being filled, the right side's prompts may take all that the step has room for.
+        They are computed in chunks: too few are saved for a later step. While KV is being filled, the right
+        side's prompts may take all that the step has room for.
         """
         num_tokens_at_most = super().begin_step(view)
         clock = self._ledger.clock
@@ -87,19 +94,23 @@ class DensityMatchedPolicy(QueuedPolicy):
             )
             if not self._rules.follows_kv:
                 num_tokens, share_reached = self._pace.prefill_tokens_per_step, 1.0
+            num_tokens += self._saved_tokens
+            is_too_few = view.num_decoding > 0 and num_tokens < min(CHUNK_TOKENS, num_tokens_at_most)
+            self._saved_tokens = num_tokens if is_too_few else 0.0
+            num_tokens -= self._saved_tokens
         self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
         num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
         other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
         # A block for each to grow into, and the next prompt of the left side.
         margin_tokens = view.num_running * self._limits.block_size
         if left is not None:
-            margin_tokens += self._ledger.num_prompt_tokens[left]
+            margin_tokens += self._tokens_to_place(left)
         most_tokens = self._capacity_tokens * (1.0 - FREE_KV_SHARE)
         self._right_limit_tokens = most_tokens - other_tokens - margin_tokens
         self._look()
         if self._candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
-        return min(num_tokens_at_most, max(1, int(num_tokens)))
+        return min(num_tokens_at_most, max(int(num_tokens), 0 if view.num_decoding > 0 else 1))
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
@@ -146,6 +157,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._candidate, self._look_again_at = None, ledger.clock
         else:
             self._left_allowance -= charged
+            self._last_left = slot
         self._settle()
 
     def decoding(self, seq: int) -> None:
@@ -320,6 +332,14 @@ class DensityMatchedPolicy(QueuedPolicy):
         return (
             ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_output_tokens(slot)
         )
+
+    def _tokens_to_place(self, slot: int) -> int:
+        """KV tokens that the left side's next prompt takes: what it shares is there while the one before it
+        runs."""
+        ledger = self._ledger
+        before = self._last_left
+        is_prefix_held = before is not None and ledger.phase[before] in (Phase.PREFILLING, Phase.DECODING)
+        return ledger.num_prompt_tokens[slot] - (ledger.num_shared_tokens[slot] if is_prefix_held else 0)
 
     def _left_head(self) -> int | None:
         preempted = self._ledger.preempted[Side.LEFT]

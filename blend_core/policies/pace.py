@@ -112,8 +112,8 @@ class Pace:
     """An even pace over the steps that are left.
 
     Attributes:
-        num_steps: steps that what is left takes at least: as KV holds it, as steps compute it, or as the
-            longest answer takes.
+        num_steps: steps that what is left takes at least: as KV holds it, as steps compute it, as so many at
+            once decode it, or as the longest answer takes.
         prefill_tokens_per_step: prompt tokens to compute, spread over them.
         decode_kv_tokens_per_step: KV tokens to read, spread over them.
         left_kv_tokens: KV tokens that the left side holds at this pace.
@@ -149,13 +149,12 @@ class Pace:
         """
         capacity = float(limits.num_blocks * limits.block_size)
         num_prefill_tokens = left.num_prefill_tokens + right.num_prefill_tokens
-        num_tokens = (
-            num_prefill_tokens + left.num_output_tokens + right.num_output_tokens + running.num_output_tokens
-        )
+        num_output_tokens = left.num_output_tokens + right.num_output_tokens + running.num_output_tokens
         held = left.held_kv_tokens + right.held_kv_tokens + running.held_kv_tokens
         num_steps = max(
             held / capacity,
-            num_tokens / limits.max_num_batched_tokens,
+            (num_prefill_tokens + num_output_tokens) / limits.max_num_batched_tokens,
+            num_output_tokens / limits.max_num_seqs,
             running.longest_tokens,
             longest_waiting,
             1.0,

@@ -198,7 +198,7 @@ class Stepper:
                     return 1
                 continue
             budget -= step.add_chunk(flight, budget)
-        return FOR_EVER
+        return self._policy.quiet_steps(self) if step.num_tokens == 0 else FOR_EVER
 
     def _admit(self, seq: int, side: Side, events: list[SimulationEvent]) -> bool:
         row = self._row_of[seq]

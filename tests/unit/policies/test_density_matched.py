@@ -1,8 +1,11 @@
 """`density_matched` fills KV ahead of time with long answers and computes the others at an even pace."""
 
+from dataclasses import replace
+
 import pytest
 
 from blend_core.policies.base import Admission, EngineLimits, Side
+from blend_core.policies.density_matched import CHUNK_TOKENS
 from blend_core.policies.factory import make_policy
 
 LIMITS = EngineLimits(block_size=4, num_blocks=1_000, max_num_seqs=500, max_num_batched_tokens=2_000)
@@ -176,6 +179,35 @@ def test_a_budget_is_never_below_a_token_nor_above_what_decoding_leaves(make_pla
     assert desk.policy.begin_step(view) == 1
     view.num_decoding = 2_000
     assert desk.policy.begin_step(view) == 0
+
+
+def test_few_prompt_tokens_a_step_are_saved_up_to_a_chunk(make_plan, view):
+    desk = desk_of(make_plan, view, [*dense(2_000, prompt=40), *long((3_000,) * 20, first=5_000)])
+    desk.step(400)
+    paced = desk.budgets[100:]
+    assert {budget == 0 or budget >= CHUNK_TOKENS for budget in paced} == {True}
+    assert 0 < sum(budget > 0 for budget in paced) <= 200
+
+
+def test_a_chunk_is_no_larger_than_a_step(make_plan, view):
+    limits = replace(LIMITS, max_num_batched_tokens=64)
+    desk = desk_of(make_plan, view, [*dense(20, prompt=40), *long((900,) * 10)], limits)
+    desk.run()
+    left = [place for place, seq in enumerate(desk.order) if desk.side[seq] is Side.LEFT]
+    assert len(left) == 20
+    assert desk.clock < 3_000
+
+
+def test_the_right_side_leaves_room_for_what_the_next_prompt_does_not_share(make_plan, view):
+    requests = [*dense(4, prompt=800), *long((200,) * 20, prompt=50)]
+    limits = []
+    for shared in ([0] * 24, [0, 700, 700, 700, *[0] * 20]):
+        desk = desk_of(make_plan, view, requests, shared=shared)
+        while 0 not in desk.side:
+            desk.step()
+        desk.policy.begin_step(view)
+        limits.append(desk.policy._right_limit_tokens)
+    assert limits[1] - limits[0] >= 700
 
 
 def hidden_kind(make_plan, view, *, truth, num, prompt=50, num_dense=100, outputs=(300,) * 40):

@@ -1,5 +1,7 @@
 """An even pace over what is left, worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,6 +40,11 @@ def test_compute_spreads_it_over_the_steps_that_tokens_take():
     pace = Pace.of(left, RIGHT, running(), LIMITS)
     assert pace.num_steps == pytest.approx((61_000 + 1_000) / 64)
     assert pace.prefill_tokens_per_step == pytest.approx(61_000 / pace.num_steps)
+
+
+def test_as_many_as_may_run_at_once_spread_it_over_the_steps_that_outputs_take():
+    pace = Pace.of(LEFT, RIGHT, running(num_output_tokens=700), replace(LIMITS, max_num_seqs=4))
+    assert pace.num_steps == (400 + 900 + 700) / 4
 
 
 def test_no_pace_is_faster_than_the_longest_answer():
