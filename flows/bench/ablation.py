@@ -1,19 +1,24 @@
 """`blend bench ablation`: what each idea of density-matched admission is worth."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from blend_core.performance import StepTimeModel
 from blend_core.studies.ablation import VARIANTS, run_variant
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
-from blend_core.studies.study import BLOCK_SIZE
+from blend_core.studies.run_ends import RunEnds, least_start_s, run_ends
+from blend_core.studies.study import BLOCK_SIZE, study_limits
 from blend_core.studies.workload import workload_figures
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
 QUICK_HOURS = 0.1
+
+ENDS_OF = ("dfs", "dual_scan", "density_matched")
+"""Variants whose start and end are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,16 @@ class AblationRun:
         hours: practical optimum of each workload.
         seeds: seeds that every figure is the mean of.
         fractions: by variant and set (`preset`, `hidden`): of the practical optimum, mean and worst workload.
+        ends: of some variants, by set: mean start and end.
+        least_start_s: what no start is shorter than.
     """
 
     data: str
     hours: float
     seeds: tuple[int, ...]
     fractions: dict[str, dict[str, tuple[float, float]]]
+    ends: dict[str, dict[str, RunEnds]]
+    least_start_s: float
 
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints."""
@@ -55,6 +64,11 @@ class AblationRun:
                     for length_set, (mean, worst) in by_set.items()
                 }
                 for name, by_set in self.fractions.items()
+            },
+            "least_start_s": self.least_start_s,
+            "ends": {
+                name: {length_set: asdict(ends) for length_set, ends in by_set.items()}
+                for name, by_set in self.ends.items()
             },
         }
 
@@ -81,28 +95,43 @@ def run_ablation_bench(
         fractions={
             name: {
                 length_set: (
-                    float(np.mean([result[name] for result in own])),
-                    min(result[name] for result in own),
+                    float(np.mean([fractions[name] for fractions, _ in own])),
+                    min(fractions[name] for fractions, _ in own),
                 )
                 for length_set, own in by_set.items()
             }
             for name in VARIANTS
         },
+        ends={
+            name: {
+                length_set: RunEnds(
+                    float(np.mean([ends[name].start_s for _, ends in own])),
+                    float(np.mean([ends[name].end_s for _, ends in own])),
+                )
+                for length_set, own in by_set.items()
+            }
+            for name in ENDS_OF
+        },
+        least_start_s=least_start_s(StepTimeModel.of(*study_model()), study_limits(*study_model())),
     )
 
 
-def run_ablation_task(task: AblationTask) -> dict[str, float]:
-    """Returns the fraction of the practical optimum that each variant reaches."""
+def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, RunEnds]]:
+    """Returns the fraction of the practical optimum that each variant reaches, and the ends of some."""
     model, device = study_model()
     mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
     workload = build_workload(mix, study_setting(task.hours), task.seed)
     optimum_s = workload_figures(
         workload.requests, workload.num_output_tokens, model, device, BLOCK_SIZE
     ).optimum_s
-    return {
-        name: optimum_s / run_variant(workload, model, device, name, task.seed).duration_s
-        for name in VARIANTS
-    }
+    fractions: dict[str, float] = {}
+    ends: dict[str, RunEnds] = {}
+    for name in VARIANTS:
+        result = run_variant(workload, model, device, name, task.seed)
+        fractions[name] = optimum_s / result.duration_s
+        if name in ENDS_OF:
+            ends[name] = run_ends(result.windows)
+    return fractions, ends
 
 
 def _name(task: AblationTask) -> str:

@@ -145,6 +145,24 @@ def ablation_table(run: AblationRun) -> Table:
     return ("variant", "preset, mean", "preset, worst", "hidden, mean", "hidden, worst"), rows
 
 
+def ends_table(run: AblationRun) -> Table:
+    """Seconds of both ends of a run, beside the least that its start takes."""
+    rows: list[tuple[object, ...]] = [
+        (
+            name,
+            *(
+                f"{seconds:,.0f}"
+                for length_set in ("preset", "hidden")
+                for seconds in (by_set[length_set].start_s, by_set[length_set].end_s)
+            ),
+        )
+        for name, by_set in run.ends.items()
+    ]
+    least = f"{run.least_start_s:,.0f}"
+    rows.append(("no run takes less", least, "0", least, "0"))
+    return ("policy", "preset: start, s", "end, s", "hidden: start, s", "end, s"), rows
+
+
 def ranks_table(run: RanksRun) -> Table:
     """Speed-ups by number of ranks."""
     ranks = sorted(next(iter(run.speedup.values())))

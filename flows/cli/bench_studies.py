@@ -185,11 +185,11 @@ def ablation(
       blend bench ablation --seeds 2
     """
     from flows.bench.ablation import QUICK_HOURS, run_ablation_bench
-    from flows.bench.study_tables import ablation_table
+    from flows.bench.study_tables import ablation_table, ends_table
 
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 1.0, QUICK_HOURS)
     run = run_ablation_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
-    tables = [ablation_table(run)]
+    tables = [ablation_table(run), ends_table(run)]
     _write(write_docs, "ablation", _command("ablation", chosen_seeds, chosen_hours), tables, run.data)
     if json:
         print_json(run.as_json())
