@@ -174,7 +174,7 @@ class JobOptions(JobPart):
     """Choices with a sound default."""
 
     policy: Policy = Field(
-        Policy.DUAL_SCAN,
+        Policy.DENSITY_MATCHED,
         description="order and admission of requests: `density_matched` runs compute-intensive beside "
         "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
         "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
