@@ -7,15 +7,15 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import learn_lengths, length_counts
 from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
+from blend_core.policies.in_flight import InFlight
 from blend_core.policies.kv_projection import DEVIATIONS, KvProjection
 from blend_core.policies.ledger import Ledger, Phase
 from blend_core.policies.matching_rules import MatchingRules
-from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningRequests, RunningWork, running_work
+from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
-from blend_core.policies.request_kind import RequestKind, Work
+from blend_core.policies.request_kind import Work
 from blend_core.policies.waiting_sides import WaitingSides
 
 REFRESH_STEPS: Final = 128
@@ -59,6 +59,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._times = plan.step_times
         ledger = Ledger()
         self._sides = WaitingSides(ledger, plan.step_times)
+        self._in_flight = InFlight(ledger, self._sides)
         self._decode_kv_tokens = 0
         self._num_decoding = 0
         self._capacity_tokens = limits.num_blocks * limits.block_size
@@ -148,7 +149,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if ledger.phase[slot] is Phase.WAITING:
             self._sides.leave(slot)
         charged = ledger.admit(slot, side, num_cached_tokens)
-        self._sides.kind(slot).in_flight[side].add(slot)
+        self._in_flight.enter(slot, side)
         if side is Side.RIGHT:
             if self._looked_at == (slot, ledger.clock):
                 self._projection.join()
@@ -223,9 +224,11 @@ class DensityMatchedPolicy(QueuedPolicy):
             # What was on the left side has a longer and a shorter end of its own.
             self._sort_anew()
         if clock >= self._learn_at and self._rules.learns:
-            self._learn()
+            self._in_flight.learn(counts_running=self._rules.counts_running)
+            if self._sides.is_out_of_order:
+                self._sort_anew()
             self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
-        running = running_work(tuple(self._running()))
+        running = running_work(tuple(self._in_flight.right_side()))
         self._projection.replace(clock, running.kv_mean, running.kv_variance)
         left_head, longest = self._left_head(), self._sides.longest()
         self._pace = Pace.of(
@@ -238,49 +241,6 @@ class DensityMatchedPolicy(QueuedPolicy):
         )
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
         self._look_again_at = clock
-
-    def _learn(self) -> None:
-        """Estimates lengths from all that ended and all that run; sorts anew where a kind changes sides."""
-        learn_lengths(
-            [
-                (kind.lengths, length_counts(self._ledger.output_tokens_so_far(self._at_risk(kind))))
-                for kind in self._sides.kinds()
-                if kind.lengths is not None
-            ]
-        )
-        if self._sides.is_out_of_order:
-            self._sort_anew()
-
-    def _at_risk(self, kind: RequestKind) -> list[int]:
-        """A kind's requests that have begun and go on."""
-        if not self._rules.counts_running:
-            return []
-        preempted = chain.from_iterable(self._ledger.preempted.values())
-        return [
-            *chain.from_iterable(kind.in_flight.values()),
-            *(slot for slot in preempted if self._sides.kind(slot) is kind),
-        ]
-
-    def _running(self) -> Iterator[RunningRequests]:
-        """The right side's requests that have begun and go on, kind by kind."""
-        ledger = self._ledger
-        preempted: dict[int, list[int]] = {}
-        for slot in ledger.preempted[Side.RIGHT]:
-            preempted.setdefault(id(self._sides.kind(slot)), []).append(slot)
-        for kind in self._sides.kinds():
-            in_flight = kind.in_flight[Side.RIGHT]
-            slots = [*in_flight, *preempted.get(id(kind), ())]
-            if not slots:
-                continue
-            output = ledger.output_tokens_so_far(slots)
-            estimated = np.fromiter(map(ledger.output_tokens.__getitem__, slots), np.float64, len(slots))
-            yield RunningRequests(
-                kind.lengths,
-                output,
-                ledger.unshared_prompt_tokens(slots) + output,
-                estimated - output,
-                np.arange(len(slots)) < len(in_flight),
-            )
 
     def _look(self) -> None:
         """Looks for a right request that KV ahead has room for, unless it has looked and nothing has
@@ -319,7 +279,7 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _vacate(self, slot: int) -> None:
         """A request in flight leaves."""
         ledger = self._ledger
-        self._sides.kind(slot).in_flight[ledger.side[slot]].discard(slot)
+        self._in_flight.leave(slot)
         if ledger.phase[slot] is Phase.DECODING:
             self._num_decoding -= 1
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
