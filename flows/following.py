@@ -55,7 +55,7 @@ def follow_job(
         if stage == "infer" and standing.run_id is not None:
             windows = densities(database, standing.run_id)
             for window in windows[num_windows:]:
-                progress.window(_step_window(window))
+                progress.window(_step_window(window), window.rank)
             num_windows = len(windows)
         if stage == "infer":
             tally = counts(database, job_id)

@@ -194,6 +194,11 @@ class JobOptions(JobPart):
         title="Strict model",
         description="a request that asks for another model becomes an error row",
     )
+    ranks: Annotated[int, Field(ge=1, le=64)] | None = Field(
+        None,
+        description="model replicas that share the job, each with an engine and a KV cache of its own; one "
+        "per GPU if left out, 1 on a CPU",
+    )
     request_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None,
         description="seconds from its first step in which a request must end, else it is an error row "

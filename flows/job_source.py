@@ -22,7 +22,7 @@ class JobSource:
     tells (`revise`, `withdraw`). Every call is safe from either.
 
     Invariants:
-        - revisions handed out only grow;
+        - revisions handed out never go back;
         - a revision names no request that was withdrawn before it was handed out;
         - a withdrawn request is told exactly once.
     """
@@ -49,7 +49,7 @@ class JobSource:
         return self._fetch(seqs)
 
     def revision(self) -> Plan | None:
-        """A later plan than the last one handed out, or None."""
+        """A plan that was not handed out yet, or None."""
         if self._next_revision is None:
             return None
         with self._lock:
@@ -66,15 +66,15 @@ class JobSource:
             return seqs
 
     def revise(self, plan: Plan) -> None:
-        """Hands a later revision to the engine, at the latest before its next step.
+        """Hands a later revision to the engine, or the one in force with other requests, within moments.
 
         Raises:
-            PlanError: `plan.revision` is not later than the one in force.
+            PlanError: `plan.revision` is earlier than the one in force.
         """
         with self._lock:
-            if plan.revision <= self._latest.revision:
+            if plan.revision < self._latest.revision:
                 raise PlanError(
-                    f"Plan revision {plan.revision} is not later than revision {self._latest.revision}, "
+                    f"Plan revision {plan.revision} is earlier than revision {self._latest.revision}, "
                     "which is in force; plan again from the latest one."
                 )
             self._latest = self._next_revision = plan

@@ -53,12 +53,13 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     """Checks what the engine of a job would be opened with.
 
     Raises:
-        ConfigurationError: the device is not there, the device profile is unknown, or the model cannot be
-            served.
+        ConfigurationError: the device is not there, there are fewer than ranks, the device profile is
+            unknown, or the model cannot be served.
     """
     wiring.models.resolve(spec.model)
     wiring.device_profile()
     _check_device(wiring.settings.engine.device)
+    wiring.rank_devices(spec)
     wiring.model_spec(spec.model)
 
 

@@ -5,7 +5,7 @@ Stages tell a `Progress` what happens and never ask what it does with it. Everyt
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TextIO
@@ -35,8 +35,8 @@ class Progress(Protocol):
     def counted(self, num_done: int, num_total: int | None) -> None:
         """`num_done` of the running stage's items are done; `num_total` is None while it is not known."""
 
-    def window(self, window: StepWindow) -> None:
-        """The engine closed a window of steps."""
+    def window(self, window: StepWindow, rank: int) -> None:
+        """The engine of a rank closed a window of steps."""
 
     def note(self, message: str) -> None:
         """Something worth a line of its own."""
@@ -54,7 +54,7 @@ class SilentProgress:
     def counted(self, num_done: int, num_total: int | None) -> None:
         """Shows nothing."""
 
-    def window(self, window: StepWindow) -> None:
+    def window(self, window: StepWindow, rank: int) -> None:
         """Shows nothing."""
 
     def note(self, message: str) -> None:
@@ -62,35 +62,34 @@ class SilentProgress:
 
 
 class BatchRates:
-    """Rates of the batch in flight, from the last few windows, and prefix sharing since the start."""
+    """Rates of the batches in flight, from the last few windows of each rank, and prefix sharing since the
+    start.
 
-    __slots__ = ("_num_cached_tokens", "_num_computed_tokens", "_recent")
+    Attributes:
+        last: the latest window.
+    """
+
+    __slots__ = ("_num_cached_tokens", "_num_computed_tokens", "_recent", "last")
 
     def __init__(self) -> None:
-        self._recent: deque[StepWindow] = deque(maxlen=WINDOWS_OF_A_RATE)
+        self.last: StepWindow | None = None
+        self._recent: dict[int, deque[StepWindow]] = {}
         self._num_cached_tokens = 0
         self._num_computed_tokens = 0
 
-    def add(self, window: StepWindow) -> None:
-        """Takes one more window; mutates."""
-        self._recent.append(window)
+    def add(self, window: StepWindow, rank: int) -> None:
+        """Takes one more window of a rank; mutates."""
+        self.last = window
+        self._recent.setdefault(rank, deque(maxlen=WINDOWS_OF_A_RATE)).append(window)
         self._num_cached_tokens += window.num_cached_tokens
         self._num_computed_tokens += window.num_prefill_tokens - window.num_recomputed_tokens
 
     @property
-    def last(self) -> StepWindow | None:
-        """The latest window."""
-        return self._recent[-1] if self._recent else None
-
-    @property
     def tokens_per_s(self) -> float:
-        """Prompt tokens (cached ones included) and output tokens per second over the recent windows."""
-        duration_s = sum(window.duration_s for window in self._recent)
-        num_tokens = sum(
-            window.num_prefill_tokens + window.num_cached_tokens + window.num_decode_tokens
-            for window in self._recent
-        )
-        return num_tokens / duration_s if duration_s > 0 else 0.0
+        """Prompt tokens (cached ones included) and output tokens per second of all ranks, over the recent
+        windows.
+        """
+        return sum(_tokens_per_s(windows) for windows in self._recent.values())
 
     @property
     def prefix_sharing(self) -> float:
@@ -108,6 +107,14 @@ class BatchRates:
             f"density {'-' if density is None else format(density, '.2f')}, "
             f"running {self.last.num_running_left:.0f} left + {self.last.num_running_right:.0f} right"
         )
+
+
+def _tokens_per_s(windows: Iterable[StepWindow]) -> float:
+    num_tokens, duration_s = 0, 0.0
+    for window in windows:
+        num_tokens += window.num_prefill_tokens + window.num_cached_tokens + window.num_decode_tokens
+        duration_s += window.duration_s
+    return num_tokens / duration_s if duration_s > 0 else 0.0
 
 
 class LineProgress:
@@ -145,9 +152,9 @@ class LineProgress:
         rates = f", {self._rates.line()}" if self._stage == "infer" and self._rates.last else ""
         self._print(f"{self._stage}: {count}{rates}")
 
-    def window(self, window: StepWindow) -> None:
+    def window(self, window: StepWindow, rank: int) -> None:
         """Keeps the rates for the next line."""
-        self._rates.add(window)
+        self._rates.add(window, rank)
 
     def note(self, message: str) -> None:
         """Prints a line."""
@@ -201,9 +208,9 @@ class LiveProgress:
         """Moves the bar."""
         self._num_done, self._num_total = num_done, num_total
 
-    def window(self, window: StepWindow) -> None:
+    def window(self, window: StepWindow, rank: int) -> None:
         """Shows the batch in flight."""
-        self._rates.add(window)
+        self._rates.add(window, rank)
 
     def note(self, message: str) -> None:
         """Prints a line above the display."""

@@ -9,7 +9,7 @@ form.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from functools import partial
 from signal import Signals
@@ -21,6 +21,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
+from prefect.futures import wait
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, Field
@@ -117,7 +118,9 @@ class _FlowRun:
         """Runs a job to its end, shows its report, and returns the state that it comes to."""
         self.logger.info("Job %s", job_id)
         progress = PrefectProgress(self.logger, time.monotonic)
-        outcome = run_stages(self.wiring, job_id, progress, self.stop, _run_as_task)
+        outcome = run_stages(
+            self.wiring, job_id, progress, self.stop, _run_as_task, run_together=_run_as_tasks
+        )
         progress.end()
         _show_report(self.wiring, job_id, self.logger)
         return _end_state(outcome)
@@ -174,6 +177,16 @@ def _run_as_task(name: str, stage: Callable[[JobContext], str], context: JobCont
         return stage(context)
 
     return run_stage()
+
+
+def _run_as_tasks(works: Mapping[str, Callable[[], None]]) -> None:
+    futures = [
+        task(name=name, task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(work).submit()
+        for name, work in works.items()
+    ]
+    wait(futures)
+    for future in futures:
+        future.result()
 
 
 def _stop(flow_run_id: str, stop: StopSignal, number: Signals) -> None:
@@ -277,9 +290,9 @@ class PrefectProgress:
         else:
             self._show(f"{self._stage}: {num_done:,} lines and rows so far")
 
-    def window(self, window: StepWindow) -> None:
+    def window(self, window: StepWindow, rank: int) -> None:
         """Keeps the rates for the next move."""
-        self._rates.add(window)
+        self._rates.add(window, rank)
 
     def note(self, message: str) -> None:
         """Logs a line."""

@@ -25,6 +25,7 @@ from flows.preflight import check_engine, check_table_to_write
 from flows.progress import Progress
 from flows.run_lease import LEASE_S, free_dead_run, held_job, take_job
 from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job, write_back_job
+from flows.stages.context import RunTogether, run_in_threads
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
@@ -176,6 +177,7 @@ def run_stages(
     stop: StopSignal,
     run_stage: StageRunner,
     *,
+    run_together: RunTogether = run_in_threads,
     wait_for_lease: bool = True,
 ) -> JobOutcome:
     """Takes a job and runs its stages, each called through `run_stage`; see `run_job`.
@@ -186,6 +188,7 @@ def run_stages(
         progress: where to report to.
         stop: ends the run early.
         run_stage: calls a stage.
+        run_together: calls the ranks of a job that has several.
         wait_for_lease: wait for the lease of a run that died; else raise `StorageError` at once.
     """
     started_s = time.monotonic()
@@ -206,7 +209,7 @@ def run_stages(
             wait_for_lease=wait_for_lease,
         )
         run = through_outages(take, stop, progress.note)
-        context = JobContext(wiring, spec, run, stop, progress)
+        context = JobContext(wiring, spec, run, stop, progress, run_together)
         with held_job(database, run, stop, job.expires_at):
             # Every stage begins with what the database knows to be done, as the next run of the job would.
             through_outages(lambda: _run_stages(context, run_stage), stop, progress.note)

@@ -12,6 +12,7 @@ from blend_core.model_store import ModelStore
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile, load_model_spec
 from flows.job_spec import BatchJobSpec
+from flows.rank_devices import rank_devices, threads_of_rank
 from flows.settings import Settings
 from storage.database import Database
 from storage.objects import ObjectStore, ObjectStoreOptions
@@ -145,11 +146,23 @@ class Wiring:
             max_num_batched_tokens=engine.max_num_batched_tokens,
         )
 
-    def engine(self, spec: BatchJobSpec, held_files: Sequence[int] = ()) -> EngineProcess:
-        """The engine of a job, in a process of its own that is not started yet.
+    def rank_devices(self, spec: BatchJobSpec) -> tuple[str, ...]:
+        """The device of each rank of a job.
+
+        Raises:
+            ConfigurationError: the job asks for more ranks than there are devices.
+        """
+        return rank_devices(self.settings.engine.device, spec.options.ranks)
+
+    def engine(
+        self, spec: BatchJobSpec, rank: int, devices: Sequence[str], held_files: Sequence[int] = ()
+    ) -> EngineProcess:
+        """The engine of one rank of a job, in a process of its own that is not started yet.
 
         Args:
             spec: the job.
+            rank: the rank, from 0.
+            devices: the devices of all its ranks; those on one device share its cores.
             held_files: open file descriptors that the process keeps open until it ends.
 
         Raises:
@@ -161,13 +174,13 @@ class Wiring:
             policy=spec.options.policy.value,
             device_profile=self.device_profile(),
             dtype=engine.dtype,
-            device=engine.device,
+            device=devices[rank],
             block_size=engine.block_size,
             kv_capacity_bytes=self._kv_capacity_bytes,
             max_num_seqs=engine.max_num_seqs,
             max_num_batched_tokens=engine.max_num_batched_tokens,
-            num_threads=engine.num_threads or None,
-            seed=spec.options.seed,
+            num_threads=engine.num_threads or threads_of_rank(devices[rank], devices),
+            seed=spec.options.seed + rank,
             request_timeout_s=spec.options.request_timeout_s,
         )
         return EngineProcess(partial(make_torch_engine, options), held_files)

@@ -44,15 +44,16 @@ def export_job(
     *,
     as_jsonl: bool = True,
     as_table: bool = True,
-    run: Run | None = None,
+    run: Run,
 ) -> ExportResult:
-    """Streams every result into `output.jsonl` and `errors.jsonl`, and into `results.parquet`, of
-    `jobs/{job_id}/`, and records them on the job.
+    """Streams every result into `output.jsonl` and `errors.jsonl`, and into `results.parquet`, under a key of
+    the run's own, `jobs/{job_id}/outputs/{run}/`, and records them on the job.
 
-    One line or row per request in seq order, so that exporting again writes the same bytes.
+    One line or row per request in seq order, so that exporting again writes the same bytes. What earlier runs
+    have exported is removed.
 
     Raises:
-        StaleRunError: `run` no longer owns the job. Its objects hold what the owner writes, too.
+        StaleRunError: the run no longer owns the job. What it wrote counts for nothing.
         StorageError: requests are pending (`close_pending` first, for an expired or cancelled job), or what
             was written does not add up to what the database counts; then no object appears.
     """
@@ -66,14 +67,16 @@ def export_job(
         )
     encode = msgspec.json.Encoder().encode
     num_output = num_error = 0
-    error_key = f"jobs/{job_id}/errors.jsonl"
+    prefix = f"jobs/{job_id}/outputs/"
+    folder = f"{prefix}{run.key_part}/"
+    error_key = f"{folder}errors.jsonl"
     with ExitStack() as stack:
         outputs = errors = results = table = None
         if as_jsonl:
-            outputs = stack.enter_context(objects.uploader(f"jobs/{job_id}/output.jsonl"))
+            outputs = stack.enter_context(objects.uploader(f"{folder}output.jsonl"))
             errors = stack.enter_context(objects.uploader(error_key))
         if as_table:
-            results = stack.enter_context(objects.uploader(f"jobs/{job_id}/results.parquet"))
+            results = stack.enter_context(objects.uploader(f"{folder}results.parquet"))
             table = stack.enter_context(ResultTable(cast(IO[bytes], UploadFile(results)), job_id, job.model))
         for row in iter_results(db, job_id, objects=objects):
             is_answer = row.status == "succeeded"
@@ -97,6 +100,8 @@ def export_job(
     output_uri = None if outputs is None else outputs.uri
     table_uri = None if results is None else results.uri
     set_job_outputs(db, job_id, output_uri=output_uri, error_uri=error_uri, table_uri=table_uri, run=run)
+    # Keys sort by the fencing numbers of the runs: what a newer run may have written by now stays.
+    objects.delete([key for key in objects.keys(prefix) if key < folder])
     return ExportResult(output_uri, error_uri, table_uri, num_output, num_error)
 
 

@@ -16,6 +16,11 @@ class Run:
     job_id: str
     fencing_number: int
 
+    @property
+    def key_part(self) -> str:
+        """Names the run in keys of objects, so that no other run writes them; sorts by fencing number."""
+        return f"{self.fencing_number:06}-{self.run_id}"
+
 
 # One statement for both kinds of connection. A run that was taken over or has ended, or whose job has ended,
 # finds no row. The lock keeps a takeover out until the write is committed.

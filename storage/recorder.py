@@ -14,25 +14,28 @@ from blend_core.errors import BlendError, StorageError, StorageUnavailableError
 from storage.database import Database
 from storage.objects import ObjectStore
 from storage.ownership import Run
-from storage.result_rows import GivenWindow, ResultValues, failed_values, finished_values
+from storage.result_rows import GivenResult, GivenWindow, ResultValues, failed_values, finished_values
 from storage.run_rows import commit_rows
+from storage.shards import Lease
 
 _log = logging.getLogger(__name__)
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 5.0
 _QUICK_END_S = 2.0
 
+_GivenEvent = tuple[RequestFinished | RequestFailed, Lease | None]
+
 
 class Recorder:
     """Commits results and windows, at the latest a second after they were given.
 
-    Calls return at once while fewer than `max_waiting_rows` and `max_waiting_tokens` wait and block beyond
-    that, so a database that is slow or away slows the engine down and never fills the memory. The first
-    answer to a request wins; giving one again changes nothing. A row that the database refuses becomes an
-    error row and takes no other with it. While the database is away the thread tries again, for
-    `give_up_after_s` at most, and not at all once the process is being ended (KeyboardInterrupt): what is not
-    recorded runs again. When it has to give up, or another run took over the job, the next call and `close`
-    raise why.
+    Any thread may call it: the ranks of a run share one. Calls return at once while fewer than
+    `max_waiting_rows` and `max_waiting_tokens` wait and block beyond that, so a database that is slow or away
+    slows the engine down and never fills the memory. The first answer to a request wins; giving one again
+    changes nothing. A row that the database refuses becomes an error row and takes no other with it. While
+    the database is away the thread tries again, for `give_up_after_s` at most, and not at all once the
+    process is being ended (KeyboardInterrupt): what is not recorded runs again. When it has to give up, or
+    another run took over the job, the next call and `close` raise why.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class Recorder:
         self._is_abandoned = threading.Event()
         self._changed = threading.Condition()
         # All of these are guarded by `_changed`.
-        self._results: list[RequestFinished | RequestFailed] = []
+        self._results: list[_GivenEvent] = []
         self._windows: list[GivenWindow] = []
         self._num_in_flight = 0
         self._num_tokens = 0
@@ -72,13 +75,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name=f"recorder-{run.run_id}", daemon=True)
         self._thread.start()
 
-    def finished(self, event: RequestFinished) -> None:
-        """Gives an answer. Raises what went wrong in the thread."""
-        self._give(True, event, num_tokens=event.num_output_tokens)
+    def finished(self, event: RequestFinished, lease: Lease | None = None) -> None:
+        """Gives an answer, of a shard that a rank holds. Raises what went wrong in the thread."""
+        self._give(True, (event, lease), num_tokens=event.num_output_tokens)
 
-    def failed(self, event: RequestFailed) -> None:
-        """Gives a request that has no answer. Raises what went wrong in the thread."""
-        self._give(True, event)
+    def failed(self, event: RequestFailed, lease: Lease | None = None) -> None:
+        """Gives a request that has no answer; as `finished`."""
+        self._give(True, (event, lease))
 
     def window(self, window: StepWindow, *, rank: int, planned_density: float | None) -> None:
         """Gives a window with the plan's density at the same share of work. Raises what went wrong in the
@@ -203,15 +206,14 @@ class Recorder:
             self._results, self._windows, self._num_in_flight = [], [], 0
             self._changed.notify_all()
 
-    def _write(
-        self, results: Sequence[RequestFinished | RequestFailed], windows: Sequence[GivenWindow]
-    ) -> None:
+    def _write(self, results: Sequence[_GivenEvent], windows: Sequence[GivenWindow]) -> None:
         """Commits, trying again while the database or the object store does not answer."""
         away_since: float | None = None
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                commit_rows(self._connect(), self._run, [self._values(event) for event in results], windows)
+                given = [GivenResult(self._values(event), lease) for event, lease in results]
+                commit_rows(self._connect(), self._run, given, windows)
                 return
             except (StorageUnavailableError, psycopg.OperationalError, psycopg.InterfaceError) as error:
                 self._disconnect()

@@ -83,8 +83,8 @@ class RequestWriter:
     """
 
     __slots__ = (
-        "_db", "_entries", "_fencing_number", "_job_id", "_num_errored", "_num_kept", "_num_total",
-        "_on_complete", "_read", "_run",
+        "_db", "_entries", "_fencing_number", "_index_key", "_job_id", "_num_errored", "_num_kept",
+        "_num_total", "_on_complete", "_read", "_run",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +116,7 @@ class RequestWriter:
         self._num_total = num_kept
         self._num_errored = 0
         self._fencing_number = 0
+        self._index_key: str | None = None
 
     @property
     def num_total(self) -> int:
@@ -139,6 +140,10 @@ class RequestWriter:
     def source_read(self, source_index: int, num_items: int) -> None:
         """Remembers that a source has been read to its end, for the next checkpoint or the clean exit."""
         self._read[source_index] = num_items
+
+    def shards_stored(self, index_key: str | None) -> None:
+        """Remembers which index names the stored shards, for the next checkpoint or the clean exit."""
+        self._index_key = index_key
 
     def checkpoint(self) -> None:
         """Commits all rows, and with them which sources need not be read again. The shards come first."""
@@ -219,9 +224,18 @@ class RequestWriter:
             num_errored = num_refused + sum(entry.code is not None for entry in entries)
             updated = connection.execute(
                 "UPDATE batch_job SET num_total = num_total + %s, num_errored = num_errored + %s,"
-                " ingested_at = CASE WHEN %s THEN clock_timestamp() END"
+                " ingested_at = CASE WHEN %s THEN clock_timestamp() END,"
+                " request_index = CASE WHEN %s THEN %s ELSE request_index END"
                 " WHERE job_id = %s AND fencing_number = %s AND ingested_at IS NULL AND finished_at IS NULL",
-                (len(entries), num_errored, is_last, self._job_id, self._fencing_number),
+                (
+                    len(entries),
+                    num_errored,
+                    is_last,
+                    is_checkpoint,
+                    self._index_key,
+                    self._job_id,
+                    self._fencing_number,
+                ),
             ).rowcount
             if not updated:
                 raise StaleRunError(

@@ -8,6 +8,7 @@ from storage.copying import instant_us
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.postgres_text import clean_text, cut_text
+from storage.shards import Lease
 
 _MAX_TEXT_BYTES = 1 << 20
 _EXCERPT_CHARS = 1_000
@@ -94,6 +95,13 @@ def failed_values(event: RequestFailed) -> ResultValues:
         event.seq, event.revision, "errored", None, None, None, None, None, event.code.value, message, None,
         event.failed_at, None, is_cleaned,
     )  # fmt: skip
+
+
+class GivenResult(NamedTuple):
+    """A result as it was given to the recorder, with the lease of the rank that it comes from."""
+
+    values: ResultValues
+    lease: Lease | None
 
 
 class GivenWindow(NamedTuple):

@@ -2,23 +2,26 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import psycopg
 
 from storage.copying import copy_rows, store_all
 from storage.ownership import Run, hold_job
-from storage.result_rows import RESULT_COLUMNS, WINDOW_COLUMNS, GivenWindow, ResultValues
+from storage.result_rows import RESULT_COLUMNS, WINDOW_COLUMNS, GivenResult, GivenWindow, ResultValues
+from storage.shards import Lease, count_ended, held_leases
 
 _log = logging.getLogger(__name__)
 
 
 def commit_rows(
-    connection: psycopg.Connection, run: Run, results: Sequence[ResultValues], windows: Sequence[GivenWindow]
+    connection: psycopg.Connection, run: Run, results: Sequence[GivenResult], windows: Sequence[GivenWindow]
 ) -> None:
     """Stores what is new of results and windows, and counts it, in one transaction.
 
-    The first answer to a request wins. A row that the database refuses becomes an error row; a window that it
+    The first answer to a request wins. A result whose rank does not hold the shard any more is left out: who
+    took the shard runs the request. A row that the database refuses becomes an error row; a window that it
     refuses is left out.
 
     Raises:
@@ -44,7 +47,9 @@ def commit_rows(
         # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays
         # new.
         hold_job(connection, run)
-        store_all(connection, _new_results(connection, run, results), store_results, refuse_result)
+        new = _new_results(connection, run, _held(connection, run, results))
+        store_all(connection, [given.values for given in new], store_results, refuse_result)
+        count_ended(connection, run, Counter(given.lease for given in new if given.lease is not None))
         store_all(connection, _new_windows(connection, run, windows), store_windows, refuse_window)
         connection.execute(
             "UPDATE batch_job SET num_succeeded = num_succeeded + %(succeeded)s,"
@@ -53,11 +58,25 @@ def commit_rows(
         )
 
 
+def _held(connection: psycopg.Connection, run: Run, results: Sequence[GivenResult]) -> list[GivenResult]:
+    """Those whose rank holds their shard, and those that are of no rank."""
+    held: set[Lease | None] = {None}
+    held |= held_leases(connection, run, {given.lease for given in results if given.lease is not None})
+    kept = [given for given in results if given.lease in held]
+    if len(kept) < len(results):
+        _log.warning(
+            "%d late results of run %s are refused: their shards were taken over.",
+            len(results) - len(kept),
+            run.run_id,
+        )
+    return kept
+
+
 def _new_results(
-    connection: psycopg.Connection, run: Run, results: Sequence[ResultValues]
-) -> list[ResultValues]:
+    connection: psycopg.Connection, run: Run, results: Sequence[GivenResult]
+) -> list[GivenResult]:
     """Those without a result in the database, the first of each request."""
-    first = {values.seq: values for values in reversed(results)}
+    first = {given.values.seq: given for given in reversed(results)}
     known = connection.execute(
         "SELECT seq FROM result WHERE job_id = %s AND seq = ANY(%s)", (run.job_id, list(first))
     )

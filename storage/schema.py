@@ -73,6 +73,7 @@ batch_job = Table(
     _text("nightly", nullable=True),
     Column("write_back", JSONB, nullable=True),
     _time("lengths_counted_at"),
+    _text("request_index", nullable=True),
 )
 
 job_source = Table(
@@ -183,15 +184,17 @@ shard = Table(
     "shard",
     metadata,
     _text("job_id", key=True),
+    _text("run_id", key=True),
     Column("revision", Integer, primary_key=True),
     Column("shard_index", Integer, primary_key=True),
     _text("status"),
-    _number("rank", nullable=True),
-    _text("run_id", nullable=True),
+    _number("rank"),
+    _count("fencing_number"),
     _count("num_requests"),
-    _real("estimated_duration_s", nullable=True),
-    _time("leased_at"),
-    _time("heartbeat_at"),
+    _count("num_ended"),
+    _real("estimated_work_s", nullable=True),
+    _time("leased_at", nullable=False),
+    _time("heartbeat_at", nullable=False),
     _time("lease_expires_at"),
     _time("done_at"),
 )

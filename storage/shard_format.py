@@ -25,34 +25,19 @@ SHARD_SCHEMA = pa.schema(
         pa.field("body", pa.binary(), nullable=False),
     ]
 )
-INDEX_SCHEMA = pa.schema(
-    [
-        pa.field("first_seq", pa.int64(), nullable=False),
-        pa.field("last_seq", pa.int64(), nullable=False),
-        pa.field("num_requests", pa.int64(), nullable=False),
-        pa.field("num_prompt_tokens", pa.int64(), nullable=False),
-    ]
-)
+_INDEX_FIELDS: "list[pa.Field[Any]]" = [
+    pa.field("key", pa.string(), nullable=False),
+    pa.field("first_seq", pa.int64(), nullable=False),
+    pa.field("last_seq", pa.int64(), nullable=False),
+    pa.field("num_requests", pa.int64(), nullable=False),
+    pa.field("num_prompt_tokens", pa.int64(), nullable=False),
+]
+INDEX_SCHEMA = pa.schema(_INDEX_FIELDS)
 
 
 def shard_prefix(job_id: str) -> str:
     """Where a job's shards are."""
     return f"jobs/{job_id}/requests/"
-
-
-def shard_key(job_id: str, index: int) -> str:
-    """Key of one shard."""
-    return f"{shard_prefix(job_id)}{index:05}.arrow"
-
-
-def index_key(job_id: str) -> str:
-    """Key of the index."""
-    return f"{shard_prefix(job_id)}index.arrow"
-
-
-def checkpoint_key(job_id: str) -> str:
-    """Key of the index of an ingest that has not ended, as of its last checkpoint."""
-    return f"{shard_prefix(job_id)}checkpoint.arrow"
 
 
 def arrow_bytes(table: pa.Table) -> bytes:

@@ -168,7 +168,10 @@ class RequestSource(Protocol):
         """The named requests, in the order asked for. Raises `StorageError` when they cannot be read."""
 
     def revision(self) -> Plan | None:
-        """A later plan than the last one handed out, or None. Cheap: asked between steps."""
+        """A later plan than the last one handed out, or the same revision with more requests; None without.
+
+        Cheap: asked between steps.
+        """
 
     def withdrawn(self) -> Sequence[int]:
         """Seqs cancelled or expired since the last call; the engine drops them without an event."""

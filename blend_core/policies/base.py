@@ -171,5 +171,6 @@ class AdmissionPolicy(ABC):
         """Takes a later revision: a new order and new estimates for what still waits.
 
         Requests in flight stay in flight; those the new plan does not name keep their old estimates and go
-        last. Raises `PlanError` when the revision is not later than the one in force.
+        last. The revision in force may come again with more requests, which a rank took over from another.
+        Raises `PlanError` when the revision is earlier than the one in force.
         """

@@ -79,11 +79,11 @@ class QueuedPolicy(AdmissionPolicy):
         """Takes a later revision; what it does not name keeps its estimates and goes last.
 
         Raises:
-            PlanError: the revision is not later than the one in force, or made for another block size.
+            PlanError: the revision is earlier than the one in force, or made for another block size.
         """
-        if plan.revision <= self._revision:
+        if plan.revision < self._revision:
             raise PlanError(
-                f"Plan revision {plan.revision} is not later than {self._revision}, the one in force; "
+                f"Plan revision {plan.revision} is earlier than {self._revision}, the one in force; "
                 "number it higher.",
                 revision=plan.revision,
             )

@@ -178,7 +178,7 @@ class WaitingSides:
         self._kind.extend([self._known[Side.LEFT]] * num_new)
         self._is_alone.extend([True] * num_new)
         shares_before = (plan.num_shared_tokens > 0).tolist()
-        shares_behind = [*shares_before[1:], False]
+        shares_behind = [*shares_before[1:], *[False][: len(shares_before)]]
         used: set[int] = set()
         rows = zip(plan.seq.tolist(), plan.length_group.tolist(), shares_before, shares_behind, strict=True)
         for seq, group, is_shared, is_shared_on in rows:

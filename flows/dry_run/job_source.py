@@ -16,7 +16,7 @@ from flows.wiring import Wiring
 from storage.jobs import get_job
 from storage.output_lengths import load_length_priors, load_template_priors
 from storage.readings import Readings
-from storage.request_shards import RequestShards
+from storage.request_shards import open_request_shards
 from storage.results import output_lengths
 
 
@@ -80,7 +80,7 @@ def known_job(wiring: Wiring, job_id: str, model: str | None) -> KnownJob:
         raise StorageError(
             f"The sources of job {job_id} have not been read; run it, or plan its job file.", job_id=job_id
         )
-    with RequestShards(wiring.objects, job_id) as shards:
+    with open_request_shards(wiring.database, wiring.objects, job_id) as shards:
         arrays = shards.load_arrays()
     recorded = output_lengths(wiring.database, job_id, arrays.seq.tolist())
     spec = parse_job(job.spec, origin=f"job {job_id}")

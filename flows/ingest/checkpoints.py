@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from storage.job_sources import JobSource
-from storage.request_shards import RequestShardWriter
+from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestWriter
 
 # Enough that a shard is not much smaller than it may be, and a second or two of work to lose.
@@ -58,5 +58,6 @@ class Checkpoints:
         if self._rows.num_total - self._last_total >= self._items_between:
             # In this order: rows without their shard could not run, a shard without rows is replaced.
             self._shards.checkpoint()
+            self._rows.shards_stored(self._shards.index_key)
             self._rows.checkpoint()
             self._last_total = self._rows.num_total

@@ -12,7 +12,7 @@ from blend_core.request import Request
 from blend_core.tokenizing import TokenIds, Tokenizer
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
-from storage.request_shards import RequestShardWriter
+from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestRow, RequestWriter
 
 
@@ -82,27 +82,29 @@ def ingest(
     for used in used_ids:
         duplicates.remember(used)
     errors: Counter[str] = Counter()
-    with rows, shards:
-        kept = counts = IngestCounts(rows.num_total, rows.num_errored, shards.num_prompt_tokens)
-        for batch in number_items(
-            batches, tokenizer, duplicates, max_model_len=max_model_len, first_seq=kept.total
-        ):
-            num_tokens = 0
-            for numbered in batch:
-                if isinstance(numbered.outcome, RequestError):
-                    errors[numbered.outcome.code] += 1
-                    _write_error(rows, numbered, numbered.outcome)
-                else:
-                    num_tokens += numbered.outcome.num_prompt_tokens
-                    _write_request(rows, shards, numbered, numbered.outcome)
-            counts = IngestCounts(
-                total=counts.total + len(batch),
-                errored=kept.errored + errors.total(),
-                num_prompt_tokens=counts.num_prompt_tokens + num_tokens,
-                errors_by_code=MappingProxyType(dict(errors)),
-            )
-            if on_progress is not None:
-                on_progress(counts)
+    with rows:
+        with shards:
+            kept = counts = IngestCounts(rows.num_total, rows.num_errored, shards.num_prompt_tokens)
+            for batch in number_items(
+                batches, tokenizer, duplicates, max_model_len=max_model_len, first_seq=kept.total
+            ):
+                num_tokens = 0
+                for numbered in batch:
+                    if isinstance(numbered.outcome, RequestError):
+                        errors[numbered.outcome.code] += 1
+                        _write_error(rows, numbered, numbered.outcome)
+                    else:
+                        num_tokens += numbered.outcome.num_prompt_tokens
+                        _write_request(rows, shards, numbered, numbered.outcome)
+                counts = IngestCounts(
+                    total=counts.total + len(batch),
+                    errored=kept.errored + errors.total(),
+                    num_prompt_tokens=counts.num_prompt_tokens + num_tokens,
+                    errors_by_code=MappingProxyType(dict(errors)),
+                )
+                if on_progress is not None:
+                    on_progress(counts)
+        rows.shards_stored(shards.index_key)
     return counts
 
 

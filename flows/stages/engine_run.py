@@ -1,27 +1,27 @@
-"""One run of an opened engine over a part of a job, its events recorded as they come."""
+"""One run of a rank's engine over a part of what the rank holds, its events recorded as they come."""
 
 import logging
 import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
 from blend_core.engines.base import EngineEvent, RequestFailed, RequestFinished, RequestsAdmitted, StepWindow
 from blend_core.engines.process import EngineProcess
 from blend_core.errors import EngineDiedError
-from blend_core.plan import Plan
 from flows.job_source import JobSource, pending_part
 from flows.stages.context import JobContext
-from flows.stages.plan_progress import PlanProgress
-from flows.stages.replan import Replanner
+from flows.stages.parts import Part
+from flows.stages.shared_plan import SharedPlan
 from flows.stages.stall_watch import StallWatch
 from storage.recorder import Recorder
 from storage.request_shards import RequestShards
-from storage.results import counts
 from storage.runs import set_run_details
+from storage.shards import Lease
+from storage.suspects import pending_suspects
 
 # How long an engine that is told to stop may say nothing: a job that was cancelled does not wait for a hang.
 STOPPING_LIMIT_S = 30.0
@@ -29,57 +29,77 @@ STOPPING_LIMIT_S = 30.0
 logger = logging.getLogger(__name__)
 
 
-class EngineRun:
-    """A part of a plan on an engine, from the first request to the last.
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """What all ranks of a run use.
 
     Attributes:
-        num_windows: windows of the job's run so far, those of engines before this one included.
+        plan: which rank holds what.
+        requests: token ids of the job's requests.
+        recorder: takes results and windows.
+    """
+
+    plan: SharedPlan
+    requests: RequestShards
+    recorder: Recorder
+
+
+class EngineRun:
+    """A part of what a rank holds on its engine, from the first request to the last.
+
+    A part that is under no suspicion grows by what the rank takes over meanwhile.
+
+    Attributes:
+        num_windows: windows of the rank so far, those of engines before this one included.
         num_answers: requests that got an answer in this one.
         in_flight: requests that started and have not ended, in the order of their start.
     """
 
     __slots__ = (
+        "_added",
         "_context",
-        "_num_ended_before",
-        "_num_total",
+        "_is_suspect",
+        "_is_withdrawn",
         "_open",
-        "_progress_by_revision",
-        "_replanner",
+        "_plan",
+        "_rank",
+        "_recorder",
+        "_revision",
         "_source",
-        "_withdrawn",
+        "_taken",
         "in_flight",
         "num_answers",
         "num_windows",
     )
 
     def __init__(
-        self,
-        context: JobContext,
-        shards: RequestShards,
-        plan: Plan,
-        part: Plan,
-        first_batch_index: int,
-        *,
-        may_replan: bool,
+        self, context: JobContext, shared: SharedParts, rank: int, part: Part, first_batch_index: int
     ) -> None:
-        """Takes the latest revision of the job's plan and the part of it that is to run now."""
+        """Takes requests that the rank holds, to run them by the plan in force."""
+        shared.plan.starting(rank)
+        plan = shared.plan.plan
         self._context = context
-        self._source = JobSource(part, shards.fetch)
-        self._progress_by_revision = {plan.revision: PlanProgress(plan, part)}
-        self._replanner = Replanner(context, shards, plan, part) if may_replan else None
-        standing = counts(context.wiring.database, context.job_id)
-        self._num_total = standing.total
-        self._num_ended_before = standing.total - standing.pending
-        self._open = dict.fromkeys(part.seq.tolist())
-        self._withdrawn = False
+        self._rank = rank
+        self._plan = shared.plan
+        self._recorder = shared.recorder
+        self._source = JobSource(pending_part(plan, part.seqs), shared.requests.fetch)
+        self._revision = plan.revision
+        self._is_suspect = part.is_suspect
+        self._open = dict.fromkeys(part.seqs.tolist())
+        self._added: set[int] = set()
+        self._taken: set[int] = set()
+        self._is_withdrawn = False
         self.in_flight: dict[int, None] = {}
         self.num_answers = 0
         self.num_windows = first_batch_index
 
     @property
-    def num_open(self) -> int:
-        """Requests of the part that have not ended."""
-        return len(self._open)
+    def num_left(self) -> int:
+        """Requests that an engine which ended in peace has left without an end.
+
+        What the rank took over when its engine was about to end is not among them: that is the next part's.
+        """
+        return sum(seq not in self._added for seq in self._open)
 
     def run(self, engine: EngineProcess) -> None:
         """Opens the engine if it is not open, and runs the part.
@@ -95,15 +115,16 @@ class EngineRun:
         limits = context.wiring.settings.engine
         self._open_engine(engine, limits.start_limit_s)
         watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
-        with Recorder(context.wiring.database, context.wiring.objects, context.run) as recorder:
-            try:
-                if self._replanner is None:
-                    self._take_all(engine, watch, recorder)
-                else:
-                    with self._replanner:
-                        self._take_all(engine, watch, recorder)
-            except EngineDiedError as error:
-                raise _hung(watch, error) from error
+        try:
+            with watch:
+                self._plan.count()
+                for event in watch.watched(engine.run(self._source)):
+                    self._take(event)
+                    self._follow()
+        except EngineDiedError as error:
+            self._recorder.flush()
+            raise _hung(watch, error) from error
+        self._recorder.flush()
 
     def _open_engine(self, engine: EngineProcess, limit_s: float) -> None:
         if engine.pid is not None:
@@ -114,74 +135,79 @@ class EngineRun:
                 info = engine.open()
         except EngineDiedError as error:
             raise _hung(watch, error) from error
-        set_run_details(self._context.wiring.database, self._context.run, info.details)
+        details = {**info.details, "num_ranks": str(self._plan.num_ranks)}
+        set_run_details(self._context.wiring.database, self._context.run, details)
 
     def _silence_limit_s(self) -> float:
         limit_s = self._context.wiring.settings.engine.stall_limit_s
-        return limit_s if self._context.stop.reason is None else min(limit_s, STOPPING_LIMIT_S)
+        return min(limit_s, STOPPING_LIMIT_S) if self._plan.is_over else limit_s
 
-    def _take_all(self, engine: EngineProcess, watch: StallWatch, recorder: Recorder) -> None:
-        with watch:
-            self._count()
-            for event in watch.watched(engine.run(self._source)):
-                self._take(event, recorder)
-                self._heed_stop()
-                self._revise(recorder)
-
-    def _take(self, event: EngineEvent, recorder: Recorder) -> None:
+    def _take(self, event: EngineEvent) -> None:
         match event:
             case RequestsAdmitted():
-                self.in_flight.update(dict.fromkeys(event.seqs))
+                started = [seq for seq in event.seqs if seq in self._open]
+                self.in_flight.update(dict.fromkeys(started))
+                self._plan.started(self._rank, started)
             case RequestFinished():
-                recorder.finished(event)
-                self.num_answers += 1
-                self._ended(event.seq)
+                lease = self._ended(event.seq)
+                if lease is not None:
+                    self.num_answers += 1
+                    self._recorder.finished(event, lease)
             case RequestFailed():
-                recorder.failed(event)
-                self._ended(event.seq)
+                lease = self._ended(event.seq)
+                if lease is not None:
+                    self._recorder.failed(event, lease)
             case StepWindow():
-                self._take_window(event, recorder)
+                # An engine counts its windows from 0; on the rank they go on where the engine before stopped.
+                self._plan.record_window(self._rank, replace(event, batch_index=self.num_windows))
+                self.num_windows += 1
             case _:
                 assert_never(event)
 
-    def _ended(self, seq: int) -> None:
+    def _ended(self, seq: int) -> Lease | None:
+        """The lease to record the end under; None where another rank has taken the request over."""
         self._open.pop(seq, None)
         self.in_flight.pop(seq, None)
-        if self._replanner is not None:
-            self._replanner.ended(seq)
-        for plan_progress in self._progress_by_revision.values():
-            plan_progress.ended(seq)
-        self._num_ended_before += 1
-        self._count()
+        return self._plan.ended(self._rank, seq)
 
-    def _take_window(self, window: StepWindow, recorder: Recorder) -> None:
-        # An engine counts its windows from 0; in the run they go on where the engine before stopped.
-        window = replace(window, batch_index=self.num_windows)
-        self.num_windows += 1
-        planned_density = self._progress_by_revision[window.revision].planned_density
-        recorder.window(window, rank=0, planned_density=planned_density)
-        self._context.progress.window(window)
-
-    def _heed_stop(self) -> None:
-        if self._context.stop.reason is not None and not self._withdrawn:
-            self._withdrawn = True
-            self._source.withdraw(sorted(self._open))
-
-    def _revise(self, recorder: Recorder) -> None:
-        """Starts planning anew once the samples are there, and hands a finished revision to the engine."""
-        if self._replanner is None:
+    def _follow(self) -> None:
+        """Heeds a stop, and what has changed of the plan and of what the rank holds."""
+        if self._plan.is_over:
+            if not self._is_withdrawn:
+                self._is_withdrawn = True
+                self._source.withdraw(sorted(self._open))
             return
-        if self._replanner.is_due and not self._withdrawn:
-            recorder.flush()
-            self._replanner.start()
-        revised = self._replanner.take()
-        if revised is not None:
-            still_open = pending_part(revised, list(self._open))
-            self._progress_by_revision[revised.revision] = PlanProgress(revised, still_open)
-            self._source.revise(still_open)
+        self._plan.revise()
+        if not self._is_suspect:
+            self._plan.take_over(self._rank)
+        if self._plan.take_change(self._rank):
+            self._take_change()
 
-    def _count(self) -> None:
-        self._context.progress.counted(self._num_ended_before, self._num_total)
+    def _take_change(self) -> None:
+        held = dict.fromkeys(self._plan.requests_of(self._rank))
+        taken = [seq for seq in self._open if seq not in held]
+        for seq in taken:
+            del self._open[seq]
+            self.in_flight.pop(seq, None)
+        if taken:
+            # An engine never runs again what was withdrawn from it: what comes back is the next part's.
+            self._taken.update(taken)
+            self._source.withdraw(taken)
+        if self._is_suspect:
+            return
+        more = [seq for seq in held if seq not in self._open and seq not in self._taken]
+        if more:
+            suspects = {
+                suspect.seq
+                for suspect in pending_suspects(self._context.wiring.database, self._context.job_id)
+            }
+            more = [seq for seq in more if seq not in suspects]
+            self._open.update(dict.fromkeys(more))
+            self._added.update(more)
+        plan = self._plan.plan
+        if self._open and (more or plan.revision > self._revision):
+            self._revision = plan.revision
+            self._source.revise(pending_part(plan, list(self._open)))
 
 
 def _kill(engine: EngineProcess) -> None:

@@ -13,7 +13,8 @@ from flows.stages.context import JobContext
 from storage.job_sources import iter_used_ids, load_job_sources, save_job_sources
 from storage.jobs import get_job
 from storage.readings import Readings
-from storage.request_shards import RequestShardWriter
+from storage.request_shard_writer import RequestShardWriter
+from storage.request_shards import request_index_key
 from storage.requests import RequestWriter
 
 
@@ -61,7 +62,12 @@ def ingest_job(context: JobContext) -> str:
         save_job_sources(database, job_id, context.run, sources.listed)
     kept = kept_part(sources.listed)
     rows = RequestWriter(database, job_id, context.run, num_kept=kept.num_items, on_complete=on_complete)
-    shards = RequestShardWriter(wiring.objects, job_id, num_kept=kept.num_items)
+    shards = RequestShardWriter(
+        wiring.objects,
+        context.run,
+        num_kept=kept.num_items,
+        kept_index_key=request_index_key(database, job_id),
+    )
     sources.start_at(kept.num_sources, Checkpoints(rows, shards).source_read)
     try:
         ingest(

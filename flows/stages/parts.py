@@ -8,8 +8,8 @@ import numpy.typing as npt
 from blend_core.engines.base import RequestFailed
 from blend_core.errors import RequestErrorCode
 from flows.stages.context import JobContext
+from flows.stages.shared_plan import SharedPlan
 from storage.recorder import Recorder
-from storage.results import pending_seqs
 from storage.suspects import Suspect, pending_suspects
 
 MAX_DEATHS_ALONE = 2
@@ -28,45 +28,54 @@ class Part:
     is_suspect: bool
 
 
-def next_part(context: JobContext) -> Part | None:
-    """The requests without a result that are to run next, None when none is left.
+def next_part(context: JobContext, plan: SharedPlan, rank: int) -> Part | None:
+    """What a rank is to run next of the requests that it holds, None when it holds none.
 
     Groups of suspects come first, the one that was made first before the others: so the half that did not die
     gives its answers, and is cleared, before the other half is looked into.
     """
-    database = context.wiring.database
-    pending = pending_seqs(database, context.job_id)
-    if len(pending) == 0:
+    held = np.array(plan.requests_of(rank), dtype=np.int64)
+    if len(held) == 0:
         return None
-    suspects = pending_suspects(database, context.job_id)
+    held.sort()
+    suspects = _suspects(context, plan, rank)
     if not suspects:
-        return Part(pending, is_suspect=False)
+        return Part(held, is_suspect=False)
     group = [suspect.seq for suspect in suspects if suspect.group_number == suspects[0].group_number]
     return Part(np.array(group, dtype=np.int64), is_suspect=True)
 
 
-def set_culprits_aside(context: JobContext, now_s: float) -> list[int]:
-    """Gives those requests an error row that killed engines while they ran alone; returns them.
+def set_culprits_aside(
+    context: JobContext, plan: SharedPlan, recorder: Recorder, rank: int, now_s: float
+) -> list[int]:
+    """Gives those requests of a rank an error row that killed engines while they ran alone; returns them.
 
     Args:
         context: the run.
+        plan: who holds what.
+        recorder: takes the rows.
+        rank: the rank.
         now_s: seconds since the epoch.
 
     Raises:
         StaleRunError: the run no longer owns its job.
         StorageError: the rows cannot be recorded.
     """
-    wiring = context.wiring
     culprits = [
-        suspect
-        for suspect in pending_suspects(wiring.database, context.job_id)
-        if suspect.num_deaths_alone >= MAX_DEATHS_ALONE
+        suspect for suspect in _suspects(context, plan, rank) if suspect.num_deaths_alone >= MAX_DEATHS_ALONE
     ]
+    for culprit in culprits:
+        lease = plan.ended(rank, culprit.seq)
+        if lease is not None:
+            recorder.failed(_failure(culprit, now_s), lease)
     if culprits:
-        with Recorder(wiring.database, wiring.objects, context.run) as recorder:
-            for culprit in culprits:
-                recorder.failed(_failure(culprit, now_s))
+        recorder.flush()
     return [culprit.seq for culprit in culprits]
+
+
+def _suspects(context: JobContext, plan: SharedPlan, rank: int) -> list[Suspect]:
+    suspects = pending_suspects(context.wiring.database, context.job_id)
+    return [suspect for suspect in suspects if plan.holds(rank, suspect.seq)]
 
 
 def _failure(culprit: Suspect, now_s: float) -> RequestFailed:

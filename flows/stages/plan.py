@@ -17,7 +17,7 @@ from flows.stages.context import JobContext
 from storage.output_lengths import load_length_priors
 from storage.plans import next_revision, save_plan
 from storage.recorder import Recorder
-from storage.request_shards import RequestShards
+from storage.request_shards import open_request_shards
 from storage.results import pending_seqs
 
 GENERIC_PROFILE = "cpu"
@@ -43,7 +43,7 @@ def plan_job(context: JobContext) -> str:
     pending = pending_seqs(database, context.job_id)
     if len(pending) == 0:
         return "nothing to run"
-    with RequestShards(context.wiring.objects, context.job_id) as shards:
+    with open_request_shards(database, context.wiring.objects, context.job_id) as shards:
         requests = _refuse_too_large(context, shards.load_arrays(pending))
     if len(requests) == 0:
         return f"nothing to run: the KV cache is too small for all {len(pending):,} requests"

@@ -49,7 +49,7 @@ class Watching(SilentProgress):
 class KillingEveryEngine(SilentProgress):
     """Kills each engine at its first window."""
 
-    def window(self, window: Any) -> None:
+    def window(self, window: Any, rank: int) -> None:
         kill_engine()
 
 

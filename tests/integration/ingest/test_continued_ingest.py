@@ -17,7 +17,8 @@ from storage.job_sources import JobSource, iter_used_ids, load_job_sources, save
 from storage.jobs import create_job, get_job
 from storage.objects import ObjectStore
 from storage.ownership import Run
-from storage.request_shards import RequestShards, RequestShardWriter
+from storage.request_shard_writer import RequestShardWriter
+from storage.request_shards import open_request_shards, request_index_key
 from storage.requests import RequestWriter
 from storage.results import counts, iter_results
 from storage.runs import RunStatus, finish_run, start_run
@@ -75,7 +76,12 @@ class Night:
             save_job_sources(self.database, self.job_id, run, sources.listed)
         kept = kept_part(sources.listed)
         rows = RequestWriter(self.database, self.job_id, run, num_kept=kept.num_items)
-        shards = RequestShardWriter(self.objects, self.job_id, num_kept=kept.num_items)
+        shards = RequestShardWriter(
+            self.objects,
+            run,
+            num_kept=kept.num_items,
+            kept_index_key=request_index_key(self.database, self.job_id),
+        )
         sources.start_at(kept.num_sources, Checkpoints(rows, shards, items_between=50).source_read)
         return ingest(
             sources,
@@ -126,7 +132,10 @@ def test_what_was_stored_is_not_read_again_and_the_rest_is(
     assert sum(row[-1] == "duplicate_custom_id" for row in again.stored()) == NUM_OBJECTS - 1
     job = get_job(db, again.job_id)
     assert (job.num_total, job.num_errored) == (whole.total, whole.errored)
-    with RequestShards(objects, night.job_id) as first, RequestShards(objects, again.job_id) as second:
+    with (
+        open_request_shards(db, objects, night.job_id) as first,
+        open_request_shards(db, objects, again.job_id) as second,
+    ):
         assert len(second) == len(first)
         seqs = first.load_arrays().seq
         assert second.load_arrays().seq.tolist() == seqs.tolist()

@@ -19,7 +19,9 @@ from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import create_job, get_job
 from storage.objects import ObjectStore
-from storage.request_shards import RequestShards, RequestShardWriter
+from storage.ownership import Run
+from storage.request_shard_writer import RequestShardWriter
+from storage.request_shards import open_request_shards
 from storage.requests import RequestWriter
 from storage.schema import request, result
 
@@ -51,7 +53,7 @@ class Job:
             self.batches() if batches is None else batches,
             self.tokenizer,
             RequestWriter(self.database, self.job_id),
-            RequestShardWriter(self.objects, self.job_id),
+            RequestShardWriter(self.objects, Run("run", self.job_id, 1)),
             max_model_len=MAX_MODEL_LEN,
             fail_job_on_duplicate=self.spec.options.on_duplicate == "job",
         )
@@ -109,7 +111,7 @@ def test_every_line_is_a_request_or_an_error_row(mixed_job: Job) -> None:
 
 def test_shards_hold_what_the_engine_needs(mixed_job: Job) -> None:
     counts = mixed_job.ingest()
-    with RequestShards(mixed_job.objects, mixed_job.job_id) as shards:
+    with open_request_shards(mixed_job.database, mixed_job.objects, mixed_job.job_id) as shards:
         first, capped, completion = shards.fetch([0, 4, 7])
         assert json.loads(shards.body(4))["custom_id"] == "c"
     tokenizer = mixed_job.tokenizer

@@ -17,7 +17,9 @@ from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import create_job, get_job
 from storage.objects import ObjectStore, ObjectStoreOptions
-from storage.request_shards import RequestShards, RequestShardWriter
+from storage.ownership import Run
+from storage.request_shard_writer import RequestShardWriter
+from storage.request_shards import open_request_shards
 from storage.requests import RequestWriter
 from storage.results import counts, iter_results, pending_seqs
 
@@ -37,7 +39,8 @@ from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.objects import ObjectStore, ObjectStoreOptions
-from storage.request_shards import RequestShardWriter
+from storage.ownership import Run
+from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestWriter
 
 given = json.loads(sys.stdin.readline())
@@ -53,7 +56,7 @@ ingest(
     read_sources(spec, objects, {}, ParseOptions("tiny")),
     Tokenizer(Path(given["model_folder"])),
     RequestWriter(Database(given["database_url"]), given["job_id"]),
-    RequestShardWriter(objects, given["job_id"], max_shard_bytes=500_000),
+    RequestShardWriter(objects, Run("run_dead", given["job_id"], 1), max_shard_bytes=500_000),
     max_model_len=200,
     on_progress=stall,
 )
@@ -102,7 +105,7 @@ def test_an_ingest_that_was_killed_loses_and_doubles_nothing(
         read_sources(spec, objects, {}, ParseOptions("tiny")),
         Tokenizer(model_folder),
         RequestWriter(db, job_id),
-        RequestShardWriter(objects, job_id),
+        RequestShardWriter(objects, Run("run_next", job_id, 2)),
         max_model_len=200,
     )
     assert (again.total, again.errored) == (NUM_LINES, NUM_BAD)
@@ -113,5 +116,5 @@ def test_an_ingest_that_was_killed_loses_and_doubles_nothing(
     assert (counts(db, job_id).total, counts(db, job_id).errored) == (NUM_LINES, NUM_BAD)
     good = [number for number in range(NUM_LINES) if number % 100 != 7]
     assert pending_seqs(db, job_id).tolist() == good
-    with RequestShards(objects, job_id) as shards:
+    with open_request_shards(db, objects, job_id) as shards:
         assert shards.load_arrays().seq.tolist() == good

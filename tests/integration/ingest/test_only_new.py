@@ -22,8 +22,9 @@ from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import JobStatus, close_pending, create_job, set_job_status
 from storage.objects import ObjectStore
+from storage.ownership import Run
 from storage.readings import Readings, known_sources, reset_readings
-from storage.request_shards import RequestShardWriter
+from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestWriter
 from storage.schema import request, source_reading
 
@@ -77,7 +78,7 @@ class Nights:
                 ),
                 self._tokenizer,
                 RequestWriter(self.db, job_id, on_complete=partial(only_new.record, job_id=job_id)),
-                RequestShardWriter(self.objects, job_id),
+                RequestShardWriter(self.objects, Run("run", job_id, 1)),
                 max_model_len=200,
             )
 

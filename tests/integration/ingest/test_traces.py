@@ -16,7 +16,9 @@ from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import create_job
 from storage.objects import ObjectStore
-from storage.request_shards import RequestShards, RequestShardWriter
+from storage.ownership import Run
+from storage.request_shard_writer import RequestShardWriter
+from storage.request_shards import open_request_shards
 from storage.requests import RequestWriter
 from storage.schema import request, result
 
@@ -71,7 +73,7 @@ def test_a_file_reconciles(
         read_sources(spec, objects, {}, ParseOptions("tiny")),
         Tokenizer(model_folder),
         RequestWriter(db, job_id),
-        RequestShardWriter(objects, job_id),
+        RequestShardWriter(objects, Run("run", job_id, 1)),
         max_model_len=100_000,
     )
     text = gzip.decompress(data) if name.endswith(".gz") else data
@@ -89,7 +91,7 @@ def test_a_file_reconciles(
     codes = Counter(row.error_code for row in rows if row.error_code is not None)
     assert codes == dict(counts.errors_by_code)
     assert codes == {**FAULTS[name], **_repetitions([row.custom_id for row in rows])}
-    with RequestShards(objects, job_id) as shards:
+    with open_request_shards(db, objects, job_id) as shards:
         assert len(shards) == counts.total - counts.errored == len(rows) - codes.total()
 
 

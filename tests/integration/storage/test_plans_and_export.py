@@ -122,15 +122,18 @@ def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(
     with Recorder(db, objects, run) as recorder:
         recorder.finished(answer(0))
     first = export_job(db, objects, job_id, run=run)
-    content = objects.get(f"jobs/{job_id}/output.jsonl")
+    key = f"jobs/{job_id}/outputs/{run.key_part}/output.jsonl"
+    assert first.output_uri == objects.uri(key)
+    content = objects.get(key)
     assert first.error_uri is None
     assert export_job(db, objects, job_id, run=run) == first
-    assert objects.get(f"jobs/{job_id}/output.jsonl") == content
-    assert objects.keys(f"jobs/{job_id}/errors") == []
+    assert objects.get(key) == content
+    assert not any("errors" in key for key in objects.keys(f"jobs/{job_id}/"))
 
 
-def table_of(objects: ObjectStore, job_id: str) -> pa.Table:
-    return pq.read_table(pa.BufferReader(objects.get(f"jobs/{job_id}/results.parquet")))
+def table_of(objects: ObjectStore, run: Run) -> pa.Table:
+    key = f"jobs/{run.job_id}/outputs/{run.key_part}/results.parquet"
+    return pq.read_table(pa.BufferReader(objects.get(key)))
 
 
 def test_all_results_are_one_table_of_a_fixed_schema(
@@ -151,8 +154,8 @@ def test_all_results_are_one_table_of_a_fixed_schema(
     for run in runs:
         export_job(db, objects, run.job_id, run=run)
     # No error at all, and then some: the columns are the same, so that both read as one.
-    assert table_of(objects, all_good).schema == table_of(objects, mixed).schema == SCHEMA
-    good, failed, bad = table_of(objects, mixed).to_pylist()
+    assert table_of(objects, runs[0]).schema == table_of(objects, runs[1]).schema == SCHEMA
+    good, failed, bad = table_of(objects, runs[1]).to_pylist()
     assert (good["custom_id"], good["output_text"], good["error_code"]) == ("id-0", "Paris.", None)
     assert good["finished_at"] == datetime(2023, 11, 14, 22, 13, 21, 500_000, tzinfo=UTC)
     found = (failed["custom_id"], failed["error_code"], failed["prompt_excerpt"])
@@ -174,7 +177,7 @@ def test_a_job_chooses_what_is_exported(
         recorder.finished(answer(0))
     exported = export_job(db, objects, job_id, as_jsonl=False, run=run)
     assert (exported.output_uri, exported.error_uri, exported.num_output) == (None, None, 1)
-    assert objects.keys(f"jobs/{job_id}/output") == []
+    assert not any("jsonl" in key for key in objects.keys(f"jobs/{job_id}/"))
     assert export_job(db, objects, job_id, as_table=False, run=run).table_uri is None
 
 

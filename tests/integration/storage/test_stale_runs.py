@@ -164,6 +164,26 @@ def test_the_export_of_a_stale_run_is_not_recorded(
     assert get_job(db, job_id).output_uri is None
 
 
+def test_a_stale_export_changes_nothing_of_the_owners(
+    db: Database, objects: ObjectStore, make_job: MakeJob, take_job: TakeJob
+) -> None:
+    job_id = make_job(num_valid=1)
+    stale = start_run(db, job_id, engine="e", policy="p", details={}, lease_s=-1)
+    owner = take_job(job_id)
+    close_pending(db, job_id, JobStatus.EXPIRED, run=owner)
+    exported = export_job(db, objects, job_id, run=owner)
+    keys = objects.keys(f"jobs/{job_id}/outputs/{owner.key_part}/")
+    contents = [objects.get(key) for key in keys]
+
+    with pytest.raises(StaleRunError):
+        export_job(db, objects, job_id, run=stale)
+
+    assert get_job(db, job_id).table_uri == exported.table_uri
+    assert [objects.get(key) for key in keys] == contents
+    assert export_job(db, objects, job_id, run=owner) == exported
+    assert all(owner.key_part in key for key in objects.keys(f"jobs/{job_id}/outputs/"))
+
+
 def test_a_stale_run_ends_no_other_and_not_itself_again(
     db: Database, make_job: MakeJob, take_job: TakeJob
 ) -> None:

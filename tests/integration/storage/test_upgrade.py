@@ -56,8 +56,9 @@ def test_what_a_job_read_before_there_was_a_table_for_it_is_kept(empty_database_
         alembic.command.upgrade(config, "0002")
         connection.execute(
             sa.text(
-                "INSERT INTO batch_job (job_id, name, model, spec, manifest)"
-                " VALUES ('job_old', 'n', 'm', '{}', :manifest), ('job_unread', 'n', 'm', '{}', '[]')"
+                "INSERT INTO batch_job (job_id, name, model, spec, manifest, ingested_at)"
+                " VALUES ('job_old', 'n', 'm', '{}', :manifest, now()),"
+                " ('job_unread', 'n', 'm', '{}', '[]', NULL)"
             ),
             {"manifest": manifest},
         )

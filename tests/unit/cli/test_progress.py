@@ -49,15 +49,15 @@ class Clock:
 
 def test_cached_tokens_count_for_speed_and_for_sharing() -> None:
     rates = BatchRates()
-    rates.add(window())
-    rates.add(window(duration_s=3.0))
+    rates.add(window(), 0)
+    rates.add(window(duration_s=3.0), 0)
     assert rates.tokens_per_s == pytest.approx(200 / 4)
     assert rates.prefix_sharing == pytest.approx(60 / 180)
 
 
 def test_recomputed_tokens_do_not_lower_sharing() -> None:
     rates = BatchRates()
-    rates.add(window(num_prefill_tokens=90, num_recomputed_tokens=30))
+    rates.add(window(num_prefill_tokens=90, num_recomputed_tokens=30), 0)
     assert rates.prefix_sharing == pytest.approx(30 / 90)
 
 
@@ -78,7 +78,7 @@ def test_a_line_of_the_infer_stage_tells_rates() -> None:
     stream, clock = io.StringIO(), Clock()
     progress = LineProgress(stream, clock, interval_s=0)
     progress.stage_started("infer", "runs m")
-    progress.window(window())
+    progress.window(window(), 0)
     progress.counted(1, None)
     assert "100 tokens/s, sharing 33%, density 2.00, running 3 left + 1 right" in stream.getvalue()
 
@@ -92,7 +92,7 @@ def test_the_live_display_shows_stages_count_and_balance() -> None:
     live.stage_finished("ingest", "10 requests")
     live.stage_started("infer", "runs m")
     live.counted(4, 10)
-    live.window(window())
+    live.window(window(), 0)
     with console.capture() as capture:
         console.print(live.render())
     shown = capture.get()

@@ -51,11 +51,21 @@ def test_only_the_latest_of_two_waiting_revisions_is_handed_out(make_plan: MakeP
     assert source.revision() is None
 
 
-def test_a_revision_that_is_not_later_is_refused(make_plan: MakePlan) -> None:
+def test_an_earlier_revision_is_refused(make_plan: MakePlan) -> None:
     source = make_source(make_plan(revision=3))
 
     with pytest.raises(PlanError, match="revision 3"):
-        source.revise(make_plan(revision=3))
+        source.revise(make_plan(revision=2))
+
+
+def test_the_revision_in_force_may_come_again_with_other_requests(make_plan: MakePlan) -> None:
+    source = make_source(make_plan(revision=3, seqs=(1, 0)))
+
+    source.revise(make_plan(revision=3, seqs=(1, 0, 2)))
+
+    again = source.revision()
+    assert again is not None
+    assert again.seq.tolist() == [1, 0, 2]
 
 
 def test_a_withdrawn_request_is_told_once_and_left_out_of_later_plans(make_plan: MakePlan) -> None:

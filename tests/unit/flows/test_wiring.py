@@ -67,4 +67,4 @@ def test_an_unknown_model_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
     wiring = Wiring.from_settings(make_settings(tmp_path), Endpoints(database_url=URL))
 
     with pytest.raises(ConfigurationError, match="blend model add no-such-model"):
-        wiring.engine(BatchJobSpec(model="no-such-model", s3=["s3://bucket/in.jsonl"]))
+        wiring.engine(BatchJobSpec(model="no-such-model", s3=["s3://bucket/in.jsonl"]), 0, ["cpu"])

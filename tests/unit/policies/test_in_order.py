@@ -91,9 +91,17 @@ def test_a_revision_reorders_and_what_it_leaves_out_goes_last(policy, view, make
     assert policy.num_waiting == 3
 
 
-def test_a_revision_must_be_later(policy, make_plan):
-    with pytest.raises(PlanError, match="not later"):
+def test_an_earlier_revision_is_refused(policy, make_plan):
+    policy.revise(make_plan([(5, 40, 8, 1.0)], revision=1))
+    with pytest.raises(PlanError, match="earlier than 1"):
         policy.revise(make_plan([(7, 40, 8, 1.0)], revision=0))
+
+
+def test_the_same_revision_may_bring_more_requests(policy, view, make_plan):
+    num_waiting = policy.num_waiting
+    policy.revise(make_plan([(5, 40, 8, 1.0), (9, 40, 8, 1.0)], revision=0))
+    assert policy.num_waiting == num_waiting + 1
+    assert policy.upcoming(2) == [5, 9]
 
 
 def test_a_plan_for_another_block_size_is_refused(make_plan):

@@ -1,0 +1,43 @@
+"""Which device each rank of a job works on."""
+
+import os
+from collections.abc import Sequence
+
+from blend_core.errors import ConfigurationError
+
+
+def rank_devices(device: str, num_ranks: int | None) -> tuple[str, ...]:
+    """Returns the torch device of each rank.
+
+    `cuda` stands for every GPU that this process sees (`CUDA_VISIBLE_DEVICES`), each for one rank; `cuda:1`
+    is that one. Ranks on the CPU share it.
+
+    Args:
+        device: as configured.
+        num_ranks: as the job asks; None for one on every device.
+
+    Raises:
+        ConfigurationError: there are fewer GPUs than ranks.
+    """
+    if not device.startswith("cuda"):
+        return (device,) * (num_ranks or 1)
+    devices = [device]
+    if device == "cuda":
+        # Only here: other devices are counted without torch.
+        import torch
+
+        devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or [device]
+    if num_ranks is not None and num_ranks > len(devices):
+        raise ConfigurationError(
+            f"The job asks for {num_ranks} ranks, and BLEND_ENGINE__DEVICE={device} is {len(devices)} "
+            f"{'GPU' if len(devices) == 1 else 'GPUs'}; lower options.ranks, or leave it out for one on each."
+        )
+    return tuple(devices[:num_ranks])
+
+
+def threads_of_rank(device: str, devices: Sequence[str]) -> int | None:
+    """CPU threads of a rank's engine: its share of the cores where ranks share a CPU, else None, torch's own
+    choice.
+    """
+    num_sharing = devices.count(device)
+    return None if num_sharing == 1 else max(1, (os.cpu_count() or 1) // num_sharing)
