@@ -31,7 +31,8 @@ from flows.run_batch import NightlySchedule, run_batch
 from flows.running import create_job
 from flows.settings import NightlySettings, load_settings
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus, get_job, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import get_job, set_job_status
 from storage.nights import forget_nightlies
 
 AD_HOC = "ad-hoc"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from blend_core.engines.base import StepWindow
 from flows.progress import Progress
 from storage.database import Database
-from storage.jobs import JobStatus, get_job
+from storage.job_status import JobStatus
+from storage.jobs import get_job
 from storage.plans import load_plan_summary, next_revision
 from storage.results import DensityRow, counts, densities
 from storage.runs import latest_run_id

@@ -18,7 +18,7 @@ from flows.running import create_job
 from flows.settings import Settings
 from flows.wiring import Wiring
 from storage.database import Database
-from storage.jobs import JobStatus
+from storage.job_status import JobStatus
 from storage.nights import NightJob, Nightly, night_jobs, register_nightly
 
 # A night's flow run needs a moment to start, and its job a moment to be written down.

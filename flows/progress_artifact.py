@@ -1,13 +1,18 @@
-"""Prefect's progress artifact of a run, written from a thread of its own."""
+"""A run shown in Prefect: log lines, and a progress artifact that is written from a thread of its own."""
 
 import contextvars
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
+from blend_core.engines.base import StepWindow
+from flows.progress import BatchRates
+
+ARTIFACT_INTERVAL_S = 2.0
 _LAST_WRITE_S = 5.0
 
 RunLogger = logging.Logger | logging.LoggerAdapter[Any]
@@ -70,3 +75,65 @@ class ProgressArtifact:
                 update_progress_artifact(self._artifact_id, percent, description=description)
         except Exception as error:
             self._logger.warning("The progress artifact cannot be written (%s).", type(error).__name__)
+
+
+class PrefectProgress:
+    """Shows a run as log lines and one progress artifact. A Prefect that does not answer never disturbs the
+    run.
+
+    The artifact is there from the first stage on; its bar is the share of requests that have ended.
+    """
+
+    __slots__ = ("_artifact", "_clock", "_logger", "_next_at_s", "_rates", "_share", "_stage")
+
+    def __init__(self, logger: RunLogger, clock: Callable[[], float]) -> None:
+        """`clock` gives rising seconds."""
+        self._logger = logger
+        self._clock = clock
+        self._artifact = ProgressArtifact(logger)
+        self._next_at_s = clock()
+        self._rates = BatchRates()
+        self._share: float | None = None
+        self._stage = ""
+
+    def stage_started(self, stage: str, detail: str) -> None:
+        """Logs a line and shows it beside the bar."""
+        self._stage = stage
+        self._logger.info("%s: %s", stage, detail)
+        self._show(f"{stage}: {detail}")
+
+    def stage_finished(self, stage: str, detail: str) -> None:
+        """Logs a line; that of the last stage stays beside the bar."""
+        self._logger.info("%s: done, %s", stage, detail)
+        if stage == "report":
+            # A job in which nothing had to run is done, too.
+            self._share = 1.0 if self._share is None else self._share
+            self._show(detail)
+
+    def counted(self, num_done: int, num_total: int | None) -> None:
+        """Moves the bar, at most once every `ARTIFACT_INTERVAL_S`."""
+        if num_total:
+            self._share = num_done / num_total
+        if self._clock() < self._next_at_s:
+            return
+        if num_total:
+            line = f"{num_done / num_total:.0%}, {num_done:,} of {num_total:,} requests, {self._rates.line()}"
+            self._show(line.removesuffix(", "))
+        else:
+            self._show(f"{self._stage}: {num_done:,} lines and rows so far")
+
+    def window(self, window: StepWindow, rank: int) -> None:
+        """Keeps the rates for the next move."""
+        self._rates.add(window, rank)
+
+    def note(self, message: str) -> None:
+        """Logs a line."""
+        self._logger.info("%s", message)
+
+    def _show(self, description: str) -> None:
+        self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
+        self._artifact.show(100.0 * (self._share or 0.0), description)
+
+    def end(self) -> None:
+        """Waits a moment for what is still to be shown."""
+        self._artifact.end()

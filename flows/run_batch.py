@@ -26,9 +26,9 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Failed
 from pydantic import BaseModel, Field
 
-from blend_core.engines.base import StepWindow
 from blend_core.errors import BlendError
-from flows.dates import local_date, utc_now
+from flows.dates import fill_text, local_date, utc_now
+from flows.job_outcome import JobOutcome
 from flows.job_parts import CatchUp
 from flows.job_spec import BatchJobSpec
 from flows.nights import (
@@ -41,20 +41,17 @@ from flows.nights import (
     troubled_nights,
 )
 from flows.outage import Value, through_outages
-from flows.progress import BatchRates
-from flows.progress_artifact import ProgressArtifact, RunLogger
+from flows.progress_artifact import PrefectProgress, RunLogger
 from flows.report import build_report
 from flows.report_format import DENSITY_COLUMNS, density_headers, density_rows, report_markdown
 from flows.run_lease import free_dead_run
-from flows.running import JobOutcome, create_job, run_stages
+from flows.running import create_job, run_stages
 from flows.settings import load_settings
 from flows.stages import JobContext
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.tables import cell_text
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus
-
-ARTIFACT_INTERVAL_S = 2.0
+from storage.job_status import JobStatus
 
 
 class NightlySchedule(BaseModel):
@@ -64,7 +61,14 @@ class NightlySchedule(BaseModel):
     timezone: str = Field("UTC", description="time zone of the schedule")
 
 
-@flow(name="run-batch", flow_run_name="{job.name}", persist_result=False)
+def run_name() -> str:
+    """What the flow run is called: as its job, with the day filled in."""
+    given = flow_run.get_parameters()
+    job: BatchJobSpec = given["job"]
+    return fill_text(job.name, given["logical_date"] or _today(given["schedule"]))
+
+
+@flow(name="run-batch", flow_run_name=run_name, persist_result=False)
 def run_batch(
     job: BatchJobSpec,
     job_id: str | None = None,
@@ -137,7 +141,7 @@ def _run_night(
     now = utc_now()
     database = run.wiring.database
     nightly = run.asked(lambda: register(run.wiring, job, schedule.cron, schedule.timezone))
-    day = logical_date or local_date(flow_run.get_scheduled_start_time(), schedule.timezone)
+    day = logical_date or _today(schedule)
     if logical_date is None and job.catch_up is not CatchUp.ALL and is_overtaken(nightly, day, now):
         message = f"Night {day} comes too late, a later one is due; `blend status` tells how to run it."
         return Completed(name="Skipped", message=message)
@@ -156,6 +160,13 @@ def _run_night(
         return Completed(name="Skipped", message=message)
     job_id, _ = run.asked(lambda: create_night(run.wiring, job, day))
     return run.run(job_id)
+
+
+def _today(schedule: NightlySchedule | None) -> date:
+    """The day that a flow run is about which was given none."""
+    if schedule is None:
+        return local_date(utc_now(), load_settings().nightly.timezone)
+    return local_date(flow_run.get_scheduled_start_time(), schedule.timezone)
 
 
 def _catch_up(run: _FlowRun, job: BatchJobSpec, night: TroubledNight) -> None:
@@ -243,65 +254,3 @@ def _show_report(wiring: Wiring, job_id: str, logger: RunLogger) -> None:
         logger.warning(
             "The report cannot be shown here (%s); see `blend report %s`.", type(error).__name__, job_id
         )
-
-
-class PrefectProgress:
-    """Shows a run as log lines and one progress artifact. A Prefect that does not answer never disturbs the
-    run.
-
-    The artifact is there from the first stage on; its bar is the share of requests that have ended.
-    """
-
-    __slots__ = ("_artifact", "_clock", "_logger", "_next_at_s", "_rates", "_share", "_stage")
-
-    def __init__(self, logger: RunLogger, clock: Callable[[], float]) -> None:
-        """`clock` gives rising seconds."""
-        self._logger = logger
-        self._clock = clock
-        self._artifact = ProgressArtifact(logger)
-        self._next_at_s = clock()
-        self._rates = BatchRates()
-        self._share: float | None = None
-        self._stage = ""
-
-    def stage_started(self, stage: str, detail: str) -> None:
-        """Logs a line and shows it beside the bar."""
-        self._stage = stage
-        self._logger.info("%s: %s", stage, detail)
-        self._show(f"{stage}: {detail}")
-
-    def stage_finished(self, stage: str, detail: str) -> None:
-        """Logs a line; that of the last stage stays beside the bar."""
-        self._logger.info("%s: done, %s", stage, detail)
-        if stage == "report":
-            # A job in which nothing had to run is done, too.
-            self._share = 1.0 if self._share is None else self._share
-            self._show(detail)
-
-    def counted(self, num_done: int, num_total: int | None) -> None:
-        """Moves the bar, at most once every `ARTIFACT_INTERVAL_S`."""
-        if num_total:
-            self._share = num_done / num_total
-        if self._clock() < self._next_at_s:
-            return
-        if num_total:
-            line = f"{num_done / num_total:.0%}, {num_done:,} of {num_total:,} requests, {self._rates.line()}"
-            self._show(line.removesuffix(", "))
-        else:
-            self._show(f"{self._stage}: {num_done:,} lines and rows so far")
-
-    def window(self, window: StepWindow, rank: int) -> None:
-        """Keeps the rates for the next move."""
-        self._rates.add(window, rank)
-
-    def note(self, message: str) -> None:
-        """Logs a line."""
-        self._logger.info("%s", message)
-
-    def _show(self, description: str) -> None:
-        self._next_at_s = self._clock() + ARTIFACT_INTERVAL_S
-        self._artifact.show(100.0 * (self._share or 0.0), description)
-
-    def end(self) -> None:
-        """Waits a moment for what is still to be shown."""
-        self._artifact.end()

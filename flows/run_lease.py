@@ -21,7 +21,7 @@ from flows.outage import through_outages
 from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
-from storage.jobs import JobStatus
+from storage.job_status import JobStatus
 from storage.lost_runs import live_run, mark_lost
 from storage.ownership import Run
 from storage.runs import RunStatus, finish_run, heartbeat, start_run

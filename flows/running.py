@@ -6,7 +6,6 @@ The Prefect flow runs the very same stages; it only puts each of them into a tas
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from typing import Protocol
@@ -19,6 +18,7 @@ from blend_core.errors import (
     StorageError,
 )
 from flows.dates import local_date, utc_now
+from flows.job_outcome import JobOutcome, job_outcome
 from flows.job_spec import BatchJobSpec, dated, parse_job
 from flows.outage import through_outages
 from flows.preflight import check_engine, check_table_to_write
@@ -29,7 +29,8 @@ from flows.stages.context import RunTogether, run_in_threads
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.wiring import Wiring
 from storage import jobs
-from storage.jobs import JobStatus, close_pending, get_job, request_cancel, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import close_pending, get_job, request_cancel, set_job_status
 from storage.output_lengths import remember_output_lengths
 from storage.results import counts
 from storage.runs import heartbeat
@@ -40,39 +41,6 @@ class StageRunner(Protocol):
 
     def __call__(self, name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
         """Calls `stage(context)` and returns what it returns; its errors pass through."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """How a job stands when a run of it is over. `succeeded + errored + expired + cancelled == total`.
-
-    Attributes:
-        job_id: the job.
-        status: its state, one of OpenAI Batch's.
-        total: every non-blank line and every row of the sources, bad ones included.
-        succeeded: requests with an answer.
-        errored: requests and bad lines with an error row.
-        expired: requests without a result when the completion window closed.
-        cancelled: requests without a result when the job was cancelled.
-        output_uris: exported objects of answers.
-        error_uris: exported objects of error rows.
-        table_uris: exported tables of all requests.
-        duration_s: wall time of this run.
-        write_back_error: why not every result is in the user's table; None where all are, or none was asked.
-    """
-
-    job_id: str
-    status: str
-    total: int
-    succeeded: int
-    errored: int
-    expired: int
-    cancelled: int
-    output_uris: tuple[str, ...]
-    error_uris: tuple[str, ...]
-    table_uris: tuple[str, ...]
-    duration_s: float
-    write_back_error: str | None = None
 
 
 def create_job(
@@ -214,7 +182,7 @@ def run_stages(
             # Every stage begins with what the database knows to be done, as the next run of the job would.
             through_outages(lambda: _run_stages(context, run_stage), stop, progress.note)
     return through_outages(
-        lambda: _outcome(wiring, job_id, time.monotonic() - started_s), stop, progress.note
+        lambda: job_outcome(wiring.database, job_id, time.monotonic() - started_s), stop, progress.note
     )
 
 
@@ -313,21 +281,3 @@ def _advance(context: JobContext, status: JobStatus) -> bool:
         context.stop.request(StopReason.CANCELLED)
         return False
     return True
-
-
-def _outcome(wiring: Wiring, job_id: str, duration_s: float) -> JobOutcome:
-    job = get_job(wiring.database, job_id)
-    return JobOutcome(
-        job_id=job_id,
-        status=job.status.value,
-        total=job.num_total,
-        succeeded=job.num_succeeded,
-        errored=job.num_errored,
-        expired=job.num_expired,
-        cancelled=job.num_cancelled,
-        output_uris=() if job.output_uri is None else (job.output_uri,),
-        error_uris=() if job.error_uri is None else (job.error_uri,),
-        table_uris=() if job.table_uri is None else (job.table_uri,),
-        duration_s=duration_s,
-        write_back_error=None if job.write_back is None else job.write_back["error"],
-    )

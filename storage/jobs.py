@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, fields
 from datetime import date, datetime
-from enum import StrEnum
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,28 +10,11 @@ from sqlalchemy.dialects.postgresql import insert
 from blend_core.errors import ConfigurationError, StorageError
 from storage.database import Database
 from storage.ids import new_id
+from storage.job_status import JobStatus
 from storage.ownership import Run, hold_job
 from storage.postgres_text import clean_text, unstorable_text
 from storage.schema import batch_job
 from storage.schema import run as run_table
-
-
-class JobStatus(StrEnum):
-    """OpenAI Batch's states."""
-
-    VALIDATING = "validating"
-    IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    CANCELLING = "cancelling"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_end(self) -> bool:
-        """Whether a job never leaves this state."""
-        return self in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +152,7 @@ def set_job_status(
     with db.connect() as connection:
         current = held_status(connection, job_id, run)
         if current is not status:
-            if status not in _NEXT[current]:
+            if not current.may_become(status):
                 raise StorageError(
                     f"Job {job_id} is {current} and cannot become {status}; "
                     + ("submit a new job." if current.is_end else "see `blend status`."),
@@ -236,25 +218,6 @@ def unknown_job(job_id: str) -> StorageError:
     """The error for an id that no job has."""
     return StorageError(f"There is no job {job_id}; `blend status` lists the jobs.", job_id=job_id)
 
-
-_NEXT: dict[JobStatus, tuple[JobStatus, ...]] = {
-    JobStatus.VALIDATING: (
-        JobStatus.IN_PROGRESS, JobStatus.FINALIZING, JobStatus.FAILED, JobStatus.EXPIRED,
-        JobStatus.CANCELLING, JobStatus.CANCELLED,
-    ),
-    JobStatus.IN_PROGRESS: (
-        JobStatus.FINALIZING, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLING, JobStatus.CANCELLED,
-    ),
-    # A run that died while it exported is followed by one that begins in the front again.
-    JobStatus.FINALIZING: (
-        JobStatus.IN_PROGRESS, JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.EXPIRED, JobStatus.CANCELLED,
-    ),
-    JobStatus.CANCELLING: (JobStatus.CANCELLED, JobStatus.FAILED),
-    JobStatus.COMPLETED: (),
-    JobStatus.FAILED: (),
-    JobStatus.EXPIRED: (),
-    JobStatus.CANCELLED: (),
-}  # fmt: skip
 
 _STATUS_OF_PENDING = {
     JobStatus.EXPIRED: JobStatus.EXPIRED,

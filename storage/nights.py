@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from storage.database import Database
-from storage.jobs import JobStatus
+from storage.job_status import JobStatus
 from storage.schema import batch_job, nightly, run
 
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from blend_core.errors import RequestErrorCode, StaleRunError, StorageError
 from storage.copying import copy_rows, instant_us, store_all
 from storage.database import Database
-from storage.jobs import JobStatus, unknown_job
+from storage.job_status import JobStatus
+from storage.jobs import unknown_job
 from storage.ownership import Run, hold_job
 from storage.postgres_text import clean_text, cut_text
 from storage.schema import batch_job, request, result

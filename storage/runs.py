@@ -7,7 +7,8 @@ import sqlalchemy as sa
 from blend_core.errors import StorageError
 from storage.database import Database
 from storage.ids import new_id
-from storage.jobs import JobStatus, unknown_job
+from storage.job_status import JobStatus
+from storage.jobs import unknown_job
 from storage.ownership import Run, hold_job, stale_run
 from storage.postgres_text import clean_text
 from storage.schema import batch_job, run

@@ -154,6 +154,7 @@ engine_suspect = Table(
     _count("num_deaths"),
     _count("num_deaths_alone"),
     _time("last_death_at", nullable=False),
+    Column("others_answered", Boolean, nullable=False),
 )
 
 plan = Table(

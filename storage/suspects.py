@@ -2,7 +2,8 @@
 
 What was in flight when an engine died is under suspicion. Suspects run again apart from all others, in groups
 that are halved at every death, until the one that kills engines is alone. A group that gets its answers is
-cleared by having them.
+cleared by having them. Something outside may kill engines as well: so one that was alone runs alone again
+only when all others have run, and is to blame when they had answers in between.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from storage.database import Database
 from storage.ownership import Run, hold_job
 from storage.postgres_text import clean_text
 from storage.schema import engine_suspect, result, run
+
+MIN_DEATHS_ALONE = 2
+MAX_DEATHS_ALONE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,16 @@ class Suspect:
     group_number: int
     num_deaths: int
     num_deaths_alone: int
+    others_answered: bool
+
+    @property
+    def is_culprit(self) -> bool:
+        """Whether engines die of it: two did while it ran alone, and others gave answers between.
+
+        Where no other request is left to tell, four deaths are enough.
+        """
+        enough = MIN_DEATHS_ALONE if self.others_answered else MAX_DEATHS_ALONE
+        return self.num_deaths_alone >= enough
 
 
 def record_engine_death(db: Database, the_run: Run, reason: str, in_flight: Sequence[int]) -> None:
@@ -89,6 +103,12 @@ def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int]) -
     last_number = connection.execute(newest).scalar_one()
     middle = (len(in_flight) + 1) // 2
     is_alone = int(len(in_flight) == 1)
+    # Engines that die of something else die whatever they run.
+    last_answer = (
+        sa.select(sa.func.max(result.c.finished_at))
+        .where(result.c.job_id == job_id, result.c.status == "succeeded")
+        .scalar_subquery()
+    )
     rows = insert(engine_suspect).values(
         [
             {
@@ -108,6 +128,14 @@ def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int]) -
                 "group_number": rows.excluded.group_number,
                 "num_deaths": engine_suspect.c.num_deaths + 1,
                 "num_deaths_alone": engine_suspect.c.num_deaths_alone + is_alone,
+                "others_answered": sa.or_(
+                    engine_suspect.c.others_answered,
+                    sa.and_(
+                        sa.literal(is_alone == 1),
+                        engine_suspect.c.num_deaths_alone > 0,
+                        sa.func.coalesce(last_answer > engine_suspect.c.last_death_at, False),
+                    ),
+                ),
                 "last_death_at": sa.func.clock_timestamp(),
             },
         )
@@ -116,7 +144,10 @@ def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int]) -
 
 def pending_suspects(db: Database, job_id: str) -> list[Suspect]:
     """Suspects without a result, by group and seq."""
-    columns = [engine_suspect.c[name] for name in ("seq", "group_number", "num_deaths", "num_deaths_alone")]
+    columns = [
+        engine_suspect.c[name]
+        for name in ("seq", "group_number", "num_deaths", "num_deaths_alone", "others_answered")
+    ]
     has_result = (
         sa.select(result.c.seq)
         .where(result.c.job_id == engine_suspect.c.job_id, result.c.seq == engine_suspect.c.seq)

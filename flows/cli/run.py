@@ -31,7 +31,7 @@ from flows.cli.job_options import (
 from flows.cli.output import Json, errors_about, print_json, print_line, tell
 
 if TYPE_CHECKING:
-    from flows.running import JobOutcome
+    from flows.job_outcome import JobOutcome
 
 
 class OnSigterm(StrEnum):

@@ -12,8 +12,6 @@ from flows.stages.shared_plan import SharedPlan
 from storage.recorder import Recorder
 from storage.suspects import Suspect, pending_suspects
 
-MAX_DEATHS_ALONE = 2
-
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -32,16 +30,20 @@ def next_part(context: JobContext, plan: SharedPlan, rank: int) -> Part | None:
     """What a rank is to run next of the requests that it holds, None when it holds none.
 
     Groups of suspects come first, the one that was made first before the others: so the half that did not die
-    gives its answers, and is cleared, before the other half is looked into.
+    gives its answers, and is cleared, before the other half is looked into. Those that engines died of alone
+    come last: until then the others have shown whether engines live without them.
     """
-    held = np.array(plan.requests_of(rank), dtype=np.int64)
-    if len(held) == 0:
+    held = plan.requests_of(rank)
+    if not held:
         return None
-    held.sort()
     suspects = _suspects(context, plan, rank)
-    if not suspects:
-        return Part(held, is_suspect=False)
-    group = [suspect.seq for suspect in suspects if suspect.group_number == suspects[0].group_number]
+    in_groups = [suspect for suspect in suspects if suspect.num_deaths_alone == 0]
+    named = {suspect.seq for suspect in suspects}
+    rest = [seq for seq in held if seq not in named]
+    if rest and not in_groups:
+        return Part(np.sort(np.array(rest, dtype=np.int64)), is_suspect=False)
+    group_number = (in_groups or suspects)[0].group_number
+    group = [suspect.seq for suspect in suspects if suspect.group_number == group_number]
     return Part(np.array(group, dtype=np.int64), is_suspect=True)
 
 
@@ -61,9 +63,7 @@ def set_culprits_aside(
         StaleRunError: the run no longer owns its job.
         StorageError: the rows cannot be recorded.
     """
-    culprits = [
-        suspect for suspect in _suspects(context, plan, rank) if suspect.num_deaths_alone >= MAX_DEATHS_ALONE
-    ]
+    culprits = [suspect for suspect in _suspects(context, plan, rank) if suspect.is_culprit]
     for culprit in culprits:
         lease = plan.ended(rank, culprit.seq)
         if lease is not None:

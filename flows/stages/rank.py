@@ -63,7 +63,7 @@ class Rank:
         while not plan.is_over:
             for seq in self._set_aside():
                 self._context.progress.note(
-                    f"Request {seq} is set aside: the engine died of it, alone and twice."
+                    f"Request {seq} is set aside: engines died of it while it ran alone."
                 )
             part = next_part(self._context, plan, self._number)
             if part is not None:

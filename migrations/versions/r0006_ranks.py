@@ -1,4 +1,4 @@
-"""Shards of a plan leased to the ranks of a run; which request shards of a job count."""
+"""Shards of a plan leased to the ranks of a run; which request shards count; suspects."""
 
 from importlib import resources
 
@@ -15,5 +15,5 @@ def upgrade() -> None:
     connection = op.get_bind().connection.driver_connection
     assert connection is not None
     folder = resources.files("migrations.versions")
-    for part in ("tables", "guards", "request_index"):
+    for part in ("tables", "guards", "request_index", "suspects"):
         connection.execute((folder / f"r0006_{part}.sql").read_text(encoding="utf-8"))

@@ -13,7 +13,8 @@ from flows.report import build_report
 from flows.running import create_job, run_job
 from flows.settings import Settings
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus, get_job
+from storage.job_status import JobStatus
+from storage.jobs import get_job
 from storage.results import ResultRow, counts, iter_results
 from storage.suspects import engine_deaths, pending_suspects
 from tests.e2e.conftest import ENGINE

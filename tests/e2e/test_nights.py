@@ -12,11 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from blend_core.errors import RunInterruptedError
 from flows.job_parts import CatchUp
 from flows.job_spec import BatchJobSpec
 from flows.nights import register
+from flows.progress import SilentProgress
+from flows.running import create_job, run_job, run_stages
+from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
-from storage.jobs import Job, list_jobs
+from storage.jobs import Job, get_job, list_jobs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
@@ -203,3 +207,37 @@ def test_a_night_of_today_writes_back_by_its_day_and_a_missing_table_stops_it_be
     assert "no table" in blend("write-back", ran["job_id"], status=2, **shop)["error"]["message"]
     status = blend("status", ran["job_id"])
     assert (status["logical_date"], status["write_back"]["num_written"]) == ("2026-11-28", 1)
+
+
+def test_a_reading_of_new_objects_that_was_stopped_is_continued_and_counts_once(
+    wiring: Wiring, tiny_model: str, tmp_path: Path
+) -> None:
+    name = tmp_path.name
+    for number in range(3):
+        line = {
+            "custom_id": f"id-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+        }
+        wiring.objects.put(f"tests/{name}/{number}.jsonl", json.dumps(line).encode())
+    folder = wiring.objects.uri(f"tests/{name}/")
+    spec = BatchJobSpec(name=name, model=tiny_model, s3=[folder], s3_only_new=True)
+    job_id = create_job(wiring, spec)
+    stop = StopSignal()
+
+    class StoppingIngest(SilentProgress):
+        def counted(self, num_done: int, num_total: int | None) -> None:
+            stop.request(StopReason.INTERRUPTED)
+
+    with pytest.raises(RunInterruptedError):
+        run_stages(wiring, job_id, StoppingIngest(), stop, lambda name, stage, context: stage(context))
+    assert get_job(wiring.database, job_id).ingested_at is None
+
+    # An object that came while the job was not running is new, too.
+    wiring.objects.put(f"tests/{name}/3.jsonl", json.dumps({**line, "custom_id": "id-3"}).encode())
+    outcome = run_job(wiring, job_id, SilentProgress())
+    next_night = run_job(wiring, create_job(wiring, spec), SilentProgress())
+
+    assert (outcome.status, outcome.total, outcome.succeeded) == ("completed", 4, 4)
+    assert (next_night.status, next_night.total) == ("completed", 0)

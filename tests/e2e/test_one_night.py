@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from flows.job_outcome import JobOutcome
 from flows.progress import SilentProgress
-from flows.running import JobOutcome, create_job, run_job
+from flows.running import create_job, run_job
 from flows.wiring import Wiring
 from storage.job_sources import load_job_sources
 from storage.jobs import get_job

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,7 +31,8 @@ from flows.deployments import resubmit_job, submit_job
 from flows.job_parts import SqlSource
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
-from storage.jobs import JobStatus, get_job, list_jobs
+from storage.job_status import JobStatus
+from storage.jobs import get_job, list_jobs
 from storage.results import counts, iter_results
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]
@@ -98,25 +100,31 @@ def run_flow(environment: dict[str, str], spec: BatchJobSpec) -> tuple[UUID, str
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=180,
+        timeout=600,
         check=True,
     )
     flow_run_id, state, message = done.stdout.strip().splitlines()[-1].split("|", 2)
     return UUID(flow_run_id), state, message
 
 
-def test_the_flow_runs_both_sources_with_a_task_for_each_stage(
+def test_the_flow_runs_both_sources_with_a_task_for_each_stage_and_rank(
     client: SyncPrefectClient, environment: dict[str, str], make_job: Any
 ) -> None:
-    spec = make_job(name="two sources", num_chats=20, num_rows=10, bad_lines=BAD_LINES)
+    spec = make_job(
+        name="two sources {logical_date:%Y}",
+        num_chats=20,
+        num_rows=10,
+        bad_lines=BAD_LINES,
+        options={"ranks": 2},
+    )
 
     flow_run_id, state, message = run_flow(environment, spec)
 
     assert state == "COMPLETED", message
     assert "30 succeeded + 2 errored + 0 expired + 0 cancelled = 32" in message
-    assert client.read_flow_run(flow_run_id).name == "two sources"
-    stages = ["export", "infer", "ingest", "plan", "report"]
-    wait_for(lambda: task_names(client, flow_run_id) == stages, timeout_s=30)
+    assert client.read_flow_run(flow_run_id).name == f"two sources {datetime.now(tz=UTC):%Y}"
+    stages = ["export", "infer", "infer, rank 0", "infer, rank 1", "ingest", "plan", "report"]
+    wait_for(lambda: task_names(client, flow_run_id) == stages, timeout_s=120)
     assert artifact_keys(client, flow_run_id) == {"progress", "summary", "density"}
 
 
@@ -144,7 +152,7 @@ def served(
             start_new_session=True,
         )
     try:
-        wait_for(lambda: process.poll() is not None or _is_served(client), timeout_s=60)
+        wait_for(lambda: process.poll() is not None or _is_served(client), timeout_s=180)
         assert process.poll() is None, log.read_text()
         yield log
     finally:
@@ -182,7 +190,7 @@ def test_a_run_of_the_served_deployment_runs_the_job(
 
     assert submit_job(there, spec, "night 1") == submitted
     assert get_job(wiring.database, submitted.job_id).status is JobStatus.VALIDATING
-    flow_run = wait_for(lambda: _ended(client, submitted.flow_run_id), timeout_s=120)
+    flow_run = wait_for(lambda: _ended(client, submitted.flow_run_id), timeout_s=400)
 
     assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
     job = get_job(wiring.database, submitted.job_id)
@@ -209,13 +217,13 @@ def test_cancelling_the_flow_run_cancels_the_job_and_keeps_its_results(
 ) -> None:
     submitted = submit_job(with_prefect(wiring, environment), make_job(num_chats=2_000, max_tokens=200))
     job_id, flow_run_id = submitted.job_id, submitted.flow_run_id
-    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=400)
 
     client.set_flow_run_state(UUID(flow_run_id), Cancelling())
-    flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=120)
+    flow_run = wait_for(lambda: _ended(client, flow_run_id), timeout_s=400)
 
     assert flow_run.state.type is StateType.CANCELLED
-    job = wait_for(lambda: (job := get_job(wiring.database, job_id)).status.is_end and job, timeout_s=30)
+    job = wait_for(lambda: (job := get_job(wiring.database, job_id)).status.is_end and job, timeout_s=120)
     assert job.status is JobStatus.CANCELLED
     assert job.num_succeeded >= 10
     assert job.num_succeeded + job.num_cancelled == job.num_total == 2_000
@@ -227,7 +235,7 @@ def test_a_job_whose_flow_process_was_killed_is_continued_through_prefect(
 ) -> None:
     parts = with_prefect(wiring, environment)
     job_id = submit_job(parts, make_job(num_chats=400, max_tokens=40)).job_id
-    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=400)
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended since, or has not been reaped
@@ -235,7 +243,7 @@ def test_a_job_whose_flow_process_was_killed_is_continued_through_prefect(
                 process.kill()
     kept = {row.seq: row for row in iter_results(wiring.database, job_id) if row.status is not None}
     again = resubmit_job(parts, job_id)
-    flow_run = wait_for(lambda: _ended(client, again.flow_run_id), timeout_s=120)
+    flow_run = wait_for(lambda: _ended(client, again.flow_run_id), timeout_s=400)
 
     assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
     assert len(kept) >= 10

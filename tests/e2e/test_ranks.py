@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ from flows.progress import SilentProgress
 from flows.running import create_job, run_job
 from flows.settings import Settings
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus, get_job, request_cancel
+from storage.job_status import JobStatus
+from storage.jobs import get_job, request_cancel
 from storage.results import counts, iter_results
 from storage.suspects import engine_deaths
 from tests.e2e.conftest import ENGINE
@@ -171,7 +171,6 @@ def test_a_slow_rank_loses_what_it_has_not_started(ranks_wiring: Wiring, make_jo
 
 def test_a_cancelled_job_stops_both_ranks(ranks_wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(ranks_wiring, make_job(num_chats=400, max_tokens=200, options={"ranks": 2}))
-    started_s = time.monotonic()
 
     outcome = run_job(
         ranks_wiring, job_id, WatchingRanks(lambda: request_cancel(ranks_wiring.database, job_id))
@@ -180,5 +179,4 @@ def test_a_cancelled_job_stops_both_ranks(ranks_wiring: Wiring, make_job: Any) -
     assert outcome.status == "cancelled"
     assert outcome.succeeded + outcome.cancelled == 400
     assert counts(ranks_wiring.database, job_id).pending == 0
-    assert time.monotonic() - started_s < 120
     assert engine_pids() == []

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
+from flows.job_outcome import JobOutcome
 from flows.progress import SilentProgress
-from flows.running import JobOutcome, create_job, run_job
+from flows.running import create_job, run_job
 from flows.wiring import Wiring
 from storage.jobs import request_cancel
 from storage.plans import load_plan, next_revision

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job, run_job, run_stages
 from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
-from storage.jobs import JobStatus, get_job, request_cancel
+from storage.job_status import JobStatus
+from storage.jobs import get_job, request_cancel
 from storage.results import ResultRow, counts, iter_results
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -210,11 +212,21 @@ def test_a_process_that_is_told_to_end_leaves_the_job_to_be_continued(wiring: Wi
     assert len(set(after.values())) == 2
 
 
-def test_what_is_not_done_when_the_window_closes_expires(wiring: Wiring, make_job: Any) -> None:
-    spec = make_job(num_chats=1500, max_tokens=200, completion_window_hours=12 / 3600)
-    job_id = create_job(wiring, spec)
+def test_what_is_not_done_when_the_window_closes_expires(
+    wiring: Wiring, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = create_job(wiring, make_job(num_chats=1500, max_tokens=200, completion_window_hours=1))
 
-    outcome = run_job(wiring, job_id, SilentProgress())
+    class LaterClock(datetime):
+        """Two hours on."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "LaterClock":
+            return super().now(tz) + timedelta(hours=2)
+
+    outcome = run_job(
+        wiring, job_id, Watching(10, lambda: monkeypatch.setattr("flows.run_lease.datetime", LaterClock))
+    )
 
     assert outcome.status == "expired"
     assert outcome.succeeded >= 1
@@ -240,7 +252,7 @@ def test_a_killed_process_takes_its_engine_along_and_the_next_run_continues(
 ) -> None:
     job_id = create_job(wiring, make_job(num_chats=400, max_tokens=60))
     process = subprocess.Popen([sys.executable, "-c", RUN_SCRIPT, job_id], env={**os.environ, **environment})
-    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=90)
+    wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=300)
     engines = engine_pids(parent=process.pid)
     assert engines
 
@@ -268,7 +280,7 @@ def blend_run(
             [*command, "--on-sigterm", "cancel", "--json"], stdout=out, env={**os.environ, **environment}
         )
     try:
-        wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=120)
+        wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=300)
         yield process, job_id, engine_pids(parent=process.pid)
     finally:
         process.kill()

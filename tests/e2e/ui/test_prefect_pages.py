@@ -14,7 +14,8 @@ from playwright.sync_api import Page, expect
 
 from flows.wiring import Wiring
 from infra.supervisor import LocalStack
-from storage.jobs import JobStatus, get_job, list_jobs
+from storage.job_status import JobStatus
+from storage.jobs import get_job, list_jobs
 from storage.results import counts, iter_results
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]

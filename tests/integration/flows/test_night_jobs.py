@@ -12,7 +12,8 @@ from flows.nights import NightState, create_night, register, serving_home, troub
 from flows.running import create_job
 from flows.settings import NightlySettings, Settings
 from flows.wiring import Endpoints, Wiring
-from storage.jobs import JobStatus, get_job, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import get_job, set_job_status
 from storage.nights import Nightly, forget_nightlies, list_nightlies
 from storage.runs import RunStatus, finish_run, start_run
 

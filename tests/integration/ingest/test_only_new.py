@@ -20,7 +20,8 @@ from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec
 from storage.database import Database
-from storage.jobs import JobStatus, close_pending, create_job, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import close_pending, create_job, set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.readings import Readings, known_sources, reset_readings

@@ -7,15 +7,8 @@ import sqlalchemy as sa
 from blend_core.errors import ConfigurationError, StaleRunError, StorageError
 from storage.database import Database
 from storage.job_outputs import set_job_outputs
-from storage.jobs import (
-    JobStatus,
-    close_pending,
-    create_job,
-    get_job,
-    list_jobs,
-    request_cancel,
-    set_job_status,
-)
+from storage.job_status import JobStatus
+from storage.jobs import close_pending, create_job, get_job, list_jobs, request_cancel, set_job_status
 from storage.ownership import Run
 from storage.results import counts
 from storage.runs import RunStatus, finish_run, heartbeat, latest_run_error, set_run_details, start_run

@@ -12,7 +12,8 @@ from blend_core.engines.base import RequestFailed, RequestFinished
 from blend_core.errors import StorageError
 from storage.database import Database
 from storage.exporting import export_job
-from storage.jobs import JobStatus, close_pending, get_job, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import close_pending, get_job, set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.plans import load_plan, load_plan_summary, next_revision, save_plan

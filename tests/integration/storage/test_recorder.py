@@ -9,7 +9,8 @@ import sqlalchemy as sa
 from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import StaleRunError, StorageUnavailableError
 from storage.database import Database
-from storage.jobs import JobStatus, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.recorder import Recorder

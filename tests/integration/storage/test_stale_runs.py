@@ -1,6 +1,8 @@
 """Every kind of write of a run is refused once another run owns the job, or the job has ended."""
 
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from storage.database import Database
 from storage.exporting import export_job
 from storage.job_outputs import set_job_outputs, set_job_write_back
 from storage.job_sources import JobSource, save_job_sources
-from storage.jobs import JobStatus, close_pending, get_job, set_job_status
+from storage.job_status import JobStatus
+from storage.jobs import close_pending, get_job, set_job_status
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.plans import next_revision, save_plan
@@ -266,3 +269,31 @@ def test_what_was_in_flight_is_halved_at_every_death_and_remembered(
         ("and again", 1),
         ("while it opened", 0),
     ]
+
+
+def test_a_request_is_to_blame_when_engines_live_without_it(
+    db: Database, objects: ObjectStore, make_job: MakeJob, take_job: TakeJob
+) -> None:
+    run = take_job(make_job(num_valid=4))
+
+    def is_culprit(seq: int) -> bool:
+        return next(suspect for suspect in pending_suspects(db, run.job_id) if suspect.seq == seq).is_culprit
+
+    def answer_now(seq: int) -> None:
+        with Recorder(db, objects, run) as recorder:
+            recorder.finished(replace(ANSWER, seq=seq, finished_at=time.time()))
+
+    # Engines die whatever they run: that tells nothing of the one that happens to run.
+    record_engine_death(db, run, "killed", [1])
+    record_engine_death(db, run, "killed", [1])
+    record_engine_death(db, run, "killed", [2])
+    assert not is_culprit(1)
+    answer_now(0)
+    record_engine_death(db, run, "killed", [2])
+    assert is_culprit(2)
+    assert not is_culprit(1)
+    record_engine_death(db, run, "killed", [3])
+    for _ in range(3):
+        assert not is_culprit(3)
+        record_engine_death(db, run, "killed", [3])
+    assert is_culprit(3)

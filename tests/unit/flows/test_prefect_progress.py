@@ -7,8 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from flows import progress_artifact
-from flows.progress_artifact import ProgressArtifact
-from flows.run_batch import ARTIFACT_INTERVAL_S, PrefectProgress
+from flows.progress_artifact import ARTIFACT_INTERVAL_S, PrefectProgress, ProgressArtifact
 
 Shown = list[tuple[float, str]]
 
