@@ -141,13 +141,21 @@ class ObjectStore:
             raise SourceError(f"There is no object at or under {uri}; correct the URI.", uri=uri)
         return sorted(entries, key=lambda entry: entry.uri)
 
-    def open_source(self, entry: ObjectEntry, *, max_line_bytes: int) -> Iterator[LineBatch] | ParquetRows:
+    def read_source(self, entry: ObjectEntry) -> bytes:
+        """A small object as a whole, in exactly the listed version."""
+        bucket, key = split_uri(entry.uri)
+        return b"".join(read_chunks(self._client, bucket, key, entry.etag))
+
+    def open_source(
+        self, entry: ObjectEntry, *, max_line_bytes: int, content: bytes | None = None
+    ) -> Iterator[LineBatch] | ParquetRows:
         """Told by content: the rows of a Parquet file, which the caller closes, or lines of anything else.
 
-        Both are read in exactly the listed version, and while they are used.
+        Both are read in exactly the listed version, and while they are used; lines from `content` where it
+        has been read.
         """
         bucket, key = split_uri(entry.uri)
-        chunks = read_chunks(self._client, bucket, key, entry.etag)
+        chunks = read_chunks(self._client, bucket, key, entry.etag) if content is None else iter([content])
         first = begin_of(chunks)
         if is_parquet(first):
             file = RangedFile(self._client, bucket, key, etag=entry.etag, size_bytes=entry.size_bytes)

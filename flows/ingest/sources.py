@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from blend_core.errors import ConfigurationError, SourceError
@@ -9,6 +10,7 @@ from flows.ingest.draft import SourceItem
 from flows.ingest.items import read_content, read_rows
 from flows.ingest.only_new import OnlyNew, source_identities
 from flows.ingest.parse import ParseOptions
+from flows.ingest.read_ahead import read_ahead
 from flows.ingest.template import RowTemplate, TemplateOptions
 from flows.job_parts import RowSource, SqlSource
 from flows.job_spec import BatchJobSpec
@@ -65,19 +67,23 @@ class Sources:
         self._first_index, self._on_source_read = index, on_source_read
 
     def __iter__(self) -> Iterator[list[SourceItem]]:
-        for index, source in enumerate(self.listed[self._first_index :], self._first_index):
-            num_items = 0
-            for batch in self._batches(source):
-                num_items += len(batch)
-                yield batch
-            if self._on_source_read is not None:
-                self._on_source_read(index, num_items)
+        with closing(read_ahead(self.listed[self._first_index :], self._read)) as sources:
+            for index, (source, content) in enumerate(sources, self._first_index):
+                num_items = 0
+                for batch in self._batches(source, content):
+                    num_items += len(batch)
+                    yield batch
+                if self._on_source_read is not None:
+                    self._on_source_read(index, num_items)
 
-    def _batches(self, source: JobSource) -> Iterator[list[SourceItem]]:
+    def _read(self, source: JobSource) -> bytes:
+        return self._store.read_source(_entry(source))
+
+    def _batches(self, source: JobSource, read: bytes | None) -> Iterator[list[SourceItem]]:
         if source.part in self._queries:
             return read_rows(source.uri, self._rows(source), self._queries[source.part][2])
-        entry = ObjectEntry(source.uri, source.size_bytes or 0, source.etag or "")
-        content = self._store.open_source(entry, max_line_bytes=self._options.max_line_bytes)
+        entry = _entry(source)
+        content = self._store.open_source(entry, max_line_bytes=self._options.max_line_bytes, content=read)
         batches = read_content(source.uri, content, self._options, self._tables.get(source.part))
         return batches if self._only_new is None else self._only_new.new_items(entry, batches)
 
@@ -86,6 +92,10 @@ class Sources:
         if self._only_new is None or query.watermark_column is None:
             return stream_rows(url, query.query)
         return self._only_new.new_rows(source.uri, query, self._identities[source.part], url)
+
+
+def _entry(source: JobSource) -> ObjectEntry:
+    return ObjectEntry(source.uri, source.size_bytes or 0, source.etag or "")
 
 
 def read_sources(

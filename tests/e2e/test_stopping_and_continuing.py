@@ -116,6 +116,8 @@ def test_a_killed_engine_is_started_again_and_every_request_gets_one_result(
 def test_an_engine_that_dies_again_and_again_fails_the_run_and_the_next_run_continues(
     wiring: Wiring, make_job: Any
 ) -> None:
+    # Two restarts, since each costs a load of the model; how many there are is the budget's own test.
+    wiring.settings.engine = wiring.settings.engine.model_copy(update={"max_restarts": 2})
     # A policy that starts many at once: few would soon be alone, and set aside before the engine is given up.
     spec = make_job(num_chats=300, max_tokens=100, options={"policy": "dual_scan"})
     job_id = create_job(wiring, spec)
