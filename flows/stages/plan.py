@@ -51,16 +51,20 @@ def plan_job(context: JobContext) -> str:
     plan = plan_revision(context, requests, priors, samples={}, revision=0)
     num_refused = len(pending) - len(requests)
     summary = plan.summary
+    # The plan's own figures are those of one rank.
+    num_ranks = len(context.wiring.rank_devices(context.spec))
     duration = ""
     if summary.estimated_duration_s is not None:
-        duration = f", about {summary.estimated_duration_s:,.0f} s"
+        duration = f", about {summary.estimated_duration_s / num_ranks:,.0f} s"
         if context.wiring.settings.engine.device_profile == GENERIC_PROFILE:
             duration += " on the generic CPU profile (`blend profile` measures this machine)"
     num_known = int((priors.telling() >= 0).sum())
+    ranks = "" if num_ranks == 1 else f" on {num_ranks} ranks"
     known = f", lengths of {num_known:,} known from earlier nights" if num_known else ""
     refused = f" ({num_refused:,} more are too large for the KV cache)" if num_refused else ""
     return (
-        f"{summary.num_requests:,} requests{refused}{known}{duration}, optimum {summary.optimum_s:,.0f} s, "
+        f"{summary.num_requests:,} requests{refused}{known}{duration}, "
+        f"optimum {summary.optimum_s / num_ranks:,.0f} s{ranks}, "
         f"density {summary.density:.2f}, prefix sharing {summary.prefix_sharing_planned:.0%} "
         f"of at best {summary.prefix_sharing_best:.0%}"
     )
