@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from botocore.exceptions import ClientError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from urllib3.exceptions import ProtocolError
 
@@ -24,6 +24,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.integers(1, 50), st.integers(0, 20))
 def test_lines_are_those_of_the_whole_text_however_it_is_cut(data: bytes, size: int, start_line: int) -> None:
     whole = data.split(b"\n")
@@ -33,6 +34,7 @@ def test_lines_are_those_of_the_whole_text_however_it_is_cut(data: bytes, size: 
     assert lines_of(cut(data, size), 1_000, start_line) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30), max_size=10), st.integers(1, 40), st.integers(1, 20))
 def test_an_overlong_line_is_cut_and_its_neighbours_are_whole(
     parts: list[bytes], size: int, limit: int
