@@ -69,7 +69,6 @@ class LengthDistribution:
         max_tokens: bound of the lengths.
         mean: `E[d]`, between 1 and the bound.
         second_moment: `E[d^2]`, between the squared mean and the squared bound.
-        num_observed: answers counted so far, those of a prior included.
         is_told: the prior has `TOLD_ANSWERS` or more.
         survival: `(num_bins,)` probability of reaching each point of `LENGTH_GRID`; 0 beyond the bound.
     """
@@ -84,7 +83,6 @@ class LengthDistribution:
         "is_told",
         "max_tokens",
         "mean",
-        "num_observed",
         "second_moment",
         "survival",
     )
@@ -109,15 +107,13 @@ class LengthDistribution:
         self._counts: list[float] = (
             [0.0] * len(LENGTH_GRID) if prior_counts is None else prior_counts.tolist()
         )
-        self.num_observed = sum(self._counts)
-        self.is_told = self.num_observed >= TOLD_ANSWERS
+        self.is_told = sum(self._counts) >= TOLD_ANSWERS
         self.survival: Floats = reached
         self.learn(np.zeros(len(LENGTH_GRID)))
 
     def observe(self, num_output_tokens: int) -> None:
         """Counts an answer that ended; `learn` makes use of it."""
         self._counts[bisect_right(GRID_POINTS, num_output_tokens) - 1] += 1.0
-        self.num_observed += 1.0
 
     @property
     def counts(self) -> Floats:

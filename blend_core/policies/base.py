@@ -13,7 +13,7 @@ The calls of one step, in order::
     ...one forward pass...
     policy.decoding(seq)                          # for each prompt that was completed in this step
     policy.advanced(1)                            # requests that decoded BEFORE this step grew by one
-    policy.finished(seq, ...)                     # for each request that ended in this step
+    policy.finished(seq, ...)                     # for each request that ended in this step, 0: no answer
     policy.preempted(seq)                         # whenever the engine had to take a request's blocks away
 
 The request whose prompt completes in a step gets its first output token from that same step; `decoding` says
@@ -127,7 +127,8 @@ class AdmissionPolicy(ABC):
     def begin_step(self, view: EngineView) -> int:
         """Starts a step and returns its prompt-token budget, at most `max_num_batched_tokens - num_decoding`.
 
-        Tokens of prompts admitted earlier and not complete yet count against it first.
+        Tokens of prompts admitted earlier and not complete yet count against it first. 0 is a step that only
+        decodes, which is legal while something decodes.
         """
 
     @abstractmethod
@@ -137,8 +138,8 @@ class AdmissionPolicy(ABC):
     def quiet_steps(self, view: EngineView) -> int:
         """Steps, at least 1, for which `next_request` goes on answering None while requests only decode.
 
-        Asked by a simulator after it got None, or while `max_num_seqs` are in flight; it may then call
-        `advanced` once for as many steps. Does not mutate.
+        Asked by a simulator after it got None, while `max_num_seqs` are in flight, and in a step whose budget
+        is 0; it may then call `advanced` once for as many steps. Does not mutate.
         """
         return 1
 
@@ -156,10 +157,11 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def finished(self, seq: int, num_output_tokens: int) -> None:
-        """The request ended, well or not, with that many output tokens.
+        """The request ended with an answer of that many tokens; 0 where it has none.
 
-        Also legal for a waiting request (cancelled, expired or refused before it started): it leaves the
-        queue. Without effect for one that has ended already.
+        One that was withdrawn, that failed or that was too large has none: what it had by then tells nothing
+        of how long answers are. Also legal for a waiting request (cancelled, expired or refused before it
+        started): it leaves the queue. Without effect for one that has ended already.
         """
 
     @abstractmethod

@@ -68,7 +68,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._right_limit_tokens = 0.0
         self._left_allowance = 0.0
         self._saved_tokens = 0.0
-        self._last_left: int | None = None
+        self._left_place: tuple[int, int] | None = None
         self._candidate: int | None = None
         self._looked_at = (-1, -1)
         self._look_again_at = 0
@@ -89,28 +89,35 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._projection.advance(clock)
         left = self._left_head()
         num_tokens, share_reached = float(num_tokens_at_most), 1.0
+        chunk_tokens = min(CHUNK_TOKENS, num_tokens_at_most)
         if left is not None and self._rules.paces:
             num_tokens, share_reached = self._pace.prefill_tokens(
-                self._times, self._decode_kv_tokens, self._projection.peak_tokens, view.num_decoding
+                self._times,
+                self._decode_kv_tokens,
+                self._ledger.num_tokens[Side.RIGHT],
+                self._projection.peak_tokens,
+                view.num_decoding,
             )
             if not self._rules.follows_kv:
                 num_tokens, share_reached = self._pace.prefill_tokens_per_step, 1.0
             num_tokens += self._saved_tokens
-            is_too_few = view.num_decoding > 0 and num_tokens < min(CHUNK_TOKENS, num_tokens_at_most)
-            self._saved_tokens = num_tokens if is_too_few else 0.0
-            num_tokens -= self._saved_tokens
+            self._saved_tokens = 0.0
+            if num_tokens < chunk_tokens and view.num_decoding > 0:
+                num_tokens, self._saved_tokens = 0.0, num_tokens
+            num_tokens = max(num_tokens, 0.0 if view.num_decoding > 0 else chunk_tokens)
         self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
         num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
         other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
         # A block for each to grow into, and the next prompt of the left side.
         margin_tokens = view.num_running * self._limits.block_size
         if left is not None:
-            margin_tokens += self._tokens_to_place(left)
+            margin_tokens += self._tokens_to_place(view, left)
         most_tokens = self._capacity_tokens * (1.0 - FREE_KV_SHARE)
         self._right_limit_tokens = most_tokens - other_tokens - margin_tokens
         self._look()
         if self._candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
+            num_tokens = max(num_tokens, min(chunk_tokens, self._unshared_tokens(self._candidate)))
         return min(num_tokens_at_most, max(int(num_tokens), 0 if view.num_decoding > 0 else 1))
 
     def next_request(self, view: EngineView) -> Admission | None:
@@ -119,13 +126,13 @@ class DensityMatchedPolicy(QueuedPolicy):
         num_blocks = view.num_free_blocks - view.num_running
         self._look()
         right, left = self._candidate, self._left_head()
-        left_is_due = left is not None and self._is_due(left) and view.is_ready(ledger.seq[left])
-        left_fits = left is not None and left_is_due and self._fits(view, left, num_blocks)
+        left_waits = left is not None and self._is_due_soon(left) and view.is_ready(ledger.seq[left])
+        left_fits = left is not None and left_waits and self._fits(view, left, num_blocks)
         # KV that the left side waits for is not given to the right side, which could fill it for ever.
-        may_start_right = right is not None and (left_fits or not left_is_due) and self._is_below_limit(right)
+        may_start_right = right is not None and (left_fits or not left_waits) and self._is_below_limit(right)
         if right is not None and may_start_right and self._can_start(view, right, num_blocks):
             return Admission(ledger.seq[right], Side.RIGHT)
-        if left is not None and left_fits:
+        if left is not None and left_fits and self._is_due(left):
             return Admission(ledger.seq[left], Side.LEFT)
         if view.num_running == 0:
             for slot, side in ((right, Side.RIGHT), (self._right_head(), Side.RIGHT), (left, Side.LEFT)):
@@ -158,7 +165,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._candidate, self._look_again_at = None, ledger.clock
         else:
             self._left_allowance -= charged
-            self._last_left = slot
+            self._left_place = None
         self._settle()
 
     def decoding(self, seq: int) -> None:
@@ -178,13 +185,13 @@ class DensityMatchedPolicy(QueuedPolicy):
         slot = self._ledger.slot_of.get(seq)
         if slot is None or self._ledger.phase[slot] is Phase.FINISHED:
             return
+        if slot == self._candidate:
+            self._candidate, self._look_again_at = None, self._ledger.clock
         if self._ledger.phase[slot] is Phase.WAITING:
             self._sides.leave(slot)
-            if slot == self._candidate:
-                self._candidate, self._look_again_at = None, self._ledger.clock
         elif self._ledger.phase[slot] is not Phase.PREEMPTED:
             lengths = self._sides.kind(slot).lengths
-            if lengths is not None:
+            if lengths is not None and num_output_tokens > 0:
                 lengths.observe(num_output_tokens)
             self._vacate(slot)
         super().finished(seq, num_output_tokens)
@@ -199,6 +206,9 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         self._times = plan.step_times
         self._sides.take(plan, waiting)
+        if plan.revision > 0 and not self._rules.learns:
+            self._in_flight.learn(counts_running=False)
+            self._sides.sort()
         self._start_over()
         return self._sides.left
 
@@ -215,6 +225,7 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _start_over(self) -> None:
         clock = self._ledger.clock
         self._candidate, self._look_again_at, self._refresh_at = None, clock, clock
+        self._saved_tokens, self._left_place = 0.0, None
 
     def _refresh(self) -> None:
         """Makes projection and pace anew."""
@@ -240,11 +251,12 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
         )
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
-        self._look_again_at = clock
+        # What was found by the old sums is looked at again.
+        self._candidate, self._look_again_at = None, clock
 
     def _look(self) -> None:
-        """Looks for a right request that KV ahead has room for, unless it has looked and nothing has
-        changed."""
+        """Looks for a right request that KV ahead has room for: after a refresh, and after each right request
+        that starts or leaves."""
         clock = self._ledger.clock
         if self._candidate is not None or clock < self._look_again_at:
             return
@@ -285,6 +297,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
         if ledger.side[slot] is Side.RIGHT:
             self._look_again_at = min(self._look_again_at, ledger.clock)
+        else:
+            self._left_place = None
 
     def _unshared_tokens(self, slot: int) -> float:
         """KV tokens that a request holds by itself, in flight or when it starts."""
@@ -293,13 +307,16 @@ class DensityMatchedPolicy(QueuedPolicy):
             ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_output_tokens(slot)
         )
 
-    def _tokens_to_place(self, slot: int) -> int:
-        """KV tokens that the left side's next prompt takes: what it shares is there while the one before it
-        runs."""
-        ledger = self._ledger
-        before = self._last_left
-        is_prefix_held = before is not None and ledger.phase[before] in (Phase.PREFILLING, Phase.DECODING)
-        return ledger.num_prompt_tokens[slot] - (ledger.num_shared_tokens[slot] if is_prefix_held else 0)
+    def _tokens_to_place(self, view: EngineView, slot: int) -> int:
+        """KV tokens that the left side's next prompt takes, beside what those in flight hold of it."""
+        # Looking a prompt up in the cache is dear: once for each that comes or goes on the left side.
+        if self._left_place is None or self._left_place[0] != slot:
+            ledger = self._ledger
+            num_tokens = ledger.num_prefill_tokens(slot)
+            if ledger.num_shared_tokens[slot] > 0 and view.is_ready(ledger.seq[slot]):
+                num_tokens -= view.num_held_blocks(ledger.seq[slot]) * self._limits.block_size
+            self._left_place = slot, num_tokens
+        return self._left_place[1]
 
     def _left_head(self) -> int | None:
         preempted = self._ledger.preempted[Side.LEFT]
@@ -322,6 +339,9 @@ class DensityMatchedPolicy(QueuedPolicy):
         ago."""
         num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._unshared_tokens(slot)
         return num_tokens <= self._right_limit_tokens
+
+    def _is_due_soon(self, slot: int) -> bool:
+        return self._saved_tokens > 0 or self._is_due(slot)
 
     def _is_due(self, slot: int) -> bool:
         return self._left_allowance > 0 or self._ledger.phase[slot] is Phase.PREEMPTED

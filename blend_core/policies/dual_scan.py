@@ -1,4 +1,7 @@
-"""The paper's dual scan, literally: two cursors, a memory split by density, and a token credit per side."""
+"""The paper's dual scan: two cursors, a memory split by density, and a token credit per side.
+
+To the letter of the paper, but for prefixes longer than any of its workloads has (`HELD_PREFIX_TOKENS`).
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -18,8 +21,9 @@ OUTLIVED_FACTOR = 2.0
 BATCH_MULTIPLE = 128
 """Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
 
-HELD_PREFIX_SHARE = 0.01
-"""A prefix that takes this share of KV is costly to compute again."""
+HELD_PREFIX_TOKENS = 4_096
+"""A prefix of so many tokens takes whole steps to compute again. No prompt of the paper's workloads shares as
+much."""
 
 
 def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
@@ -70,9 +74,9 @@ class DualScanPolicy(QueuedPolicy):
     block each: where right requests fill KV for a while, `M_L` is still the left side's. Preempted requests
     have paid and need no credit; sampled requests come first on the side that their density puts them on.
 
-    One case that the paper's prompts do not have: a prefix of a hundredth of KV or more. As long as a request
-    in flight holds it, a side's next request behind it starts whatever else the side holds, since it takes
-    little room now and would have to compute the prefix again once the others have ended.
+    One case that the paper's prompts do not have: a prefix of `HELD_PREFIX_TOKENS` or more. As long as a
+    request in flight holds it, a side's next request behind it starts whatever else the side holds, since it
+    takes little room now and would have to compute the prefix again once the others have ended.
     """
 
     name: ClassVar[str] = "dual_scan"
@@ -260,11 +264,11 @@ class DualScanPolicy(QueuedPolicy):
 
     def _is_prefix_held(self, view: EngineView, slot: int) -> bool:
         """Whether a request in flight holds the prefix of one that would be costly to start later."""
-        num_blocks = HELD_PREFIX_SHARE * self._limits.num_blocks
         # Looking a prompt up in the cache takes longer than all else here: only one that is long enough.
-        if self._ledger.num_prompt_tokens[slot] < num_blocks * self._limits.block_size:
+        if self._ledger.num_prompt_tokens[slot] < HELD_PREFIX_TOKENS:
             return False
-        return view.num_held_blocks(self._ledger.seq[slot]) >= num_blocks
+        num_held_tokens = view.num_held_blocks(self._ledger.seq[slot]) * self._limits.block_size
+        return num_held_tokens >= HELD_PREFIX_TOKENS
 
     def _may_start(self, side: Side, head: int) -> bool:
         if self._ledger.phase[head] is Phase.PREEMPTED:

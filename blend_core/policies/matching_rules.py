@@ -13,7 +13,7 @@ class MatchingRules:
         fills_gaps: a known shorter answer may go before its turn.
         paces: the left side is spread evenly over the steps that are left; else it takes all it can get.
         follows_kv: a step computes more where it reads more KV, and less where it reads less.
-        learns: lengths are learned in mid-run; else from the samples alone.
+        learns: lengths are learned in mid-run; else once, from those that ended when the plan is revised.
         counts_running: answers still running count when lengths are learned; else only those that ended.
     """
 

@@ -32,7 +32,6 @@ class RunningWork:
     """What the right side's requests in flight, and those that wait after a preemption, have still to do.
 
     Attributes:
-        num_kv_tokens: KV tokens that those in flight hold now, shared prefixes left out.
         num_output_tokens: output tokens to come.
         held_kv_tokens: KV tokens that will be held, summed over steps to come.
         longest_tokens: steps that the longest has to go, as expected.
@@ -40,7 +39,6 @@ class RunningWork:
         kv_variance: `(num_bins,)` of them.
     """
 
-    num_kv_tokens: float = 0.0
     num_output_tokens: float = 0.0
     held_kv_tokens: float = 0.0
     longest_tokens: float = 0.0
@@ -69,7 +67,7 @@ class RunningRequests:
 
 def running_work(kinds: Sequence[RunningRequests]) -> RunningWork:
     """Sums up what runs, kind by kind."""
-    num_kv_tokens = num_output_tokens = held = longest = 0.0
+    num_output_tokens = held = longest = 0.0
     mean, variance = _no_kv(), _no_kv()
     for kind in kinds:
         kv = kind.num_kv_tokens
@@ -78,7 +76,6 @@ def running_work(kinds: Sequence[RunningRequests]) -> RunningWork:
             left_sq = left * left
         else:
             left, left_sq = kind.lengths.remaining(kind.num_output_tokens)
-        num_kv_tokens += float(kv @ kind.is_in_flight)
         num_output_tokens += float(left.sum())
         held += float((kv * left + left_sq / 2.0).sum())
         longest = max(longest, float(left.max(initial=0.0)))
@@ -96,7 +93,7 @@ def running_work(kinds: Sequence[RunningRequests]) -> RunningWork:
         means, variances = contribution(kv[places, None], alive, LENGTH_GRID_ENDS[bins])
         mean[bins] += weight * means.sum(axis=0)
         variance[bins] += weight * variances.sum(axis=0)
-    return RunningWork(num_kv_tokens, num_output_tokens, held, longest, mean, variance)
+    return RunningWork(num_output_tokens, held, longest, mean, variance)
 
 
 def _known_kv(num_kv_tokens: Floats, left: Floats) -> Floats:
@@ -117,14 +114,12 @@ class Pace:
         prefill_tokens_per_step: prompt tokens to compute, spread over them.
         decode_kv_tokens_per_step: KV tokens to read, spread over them.
         left_kv_tokens: KV tokens that the left side holds at this pace.
-        right_kv_tokens: KV tokens that it held when the pace was made.
     """
 
     num_steps: float
     prefill_tokens_per_step: float
     decode_kv_tokens_per_step: float
     left_kv_tokens: float
-    right_kv_tokens: float
 
     @classmethod
     def of(
@@ -169,11 +164,15 @@ class Pace:
             num_prefill_tokens / num_steps,
             (left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens) / num_steps,
             left_kv_tokens,
-            running.num_kv_tokens,
         )
 
     def prefill_tokens(
-        self, times: StepTimeModel, decode_kv_tokens: float, right_peak_tokens: float, num_decoding: int
+        self,
+        times: StepTimeModel,
+        decode_kv_tokens: float,
+        right_kv_tokens: float,
+        right_peak_tokens: float,
+        num_decoding: int,
     ) -> tuple[float, float]:
         """Returns the prompt tokens of a step, and the share of its KV reading that is reached, 1 at most.
 
@@ -185,10 +184,11 @@ class Pace:
         Args:
             times: of the device.
             decode_kv_tokens: KV tokens that decoding reads now.
+            right_kv_tokens: KV tokens that the right side holds now.
             right_peak_tokens: the most that the right side's requests in flight are expected to hold.
             num_decoding: requests that decode.
         """
-        to_come = decode_kv_tokens + max(0.0, right_peak_tokens - self.right_kv_tokens)
+        to_come = decode_kv_tokens + max(0.0, right_peak_tokens - right_kv_tokens)
         even = max(1.0, min(self.decode_kv_tokens_per_step, to_come))
         share = decode_kv_tokens / even
         fixed_tokens = times.gemm_fixed_s / times.gemm_s_per_token

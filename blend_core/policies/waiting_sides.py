@@ -69,12 +69,13 @@ class WaitingSides:
     def take(self, plan: Plan, waiting: list[int]) -> None:
         """Takes a plan whose slots are in the ledger; `waiting` were never admitted, in planned order."""
         self._times = plan.step_times
+        is_first = not self._kind
         self._take_kinds(plan)
         leads = set(plan.seq[plan.lead].tolist())
         self._planned = waiting
         seq = self._ledger.seq
         self._leads = {Side.LEFT: deque(slot for slot in waiting if seq[slot] in leads), Side.RIGHT: deque()}
-        self.sort(first_time=plan.revision == 0)
+        self.sort(first_time=is_first)
 
     def sort(self, *, first_time: bool = False) -> None:
         """Sorts what waits into sides, and each side into its order. As long as the requests are many."""

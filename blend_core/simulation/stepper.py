@@ -158,10 +158,9 @@ class Stepper:
         """Drops requests, waiting or in flight, without an event."""
         for seq in seqs:
             row = self._row_of[seq]
-            num_output_tokens = self._flight.num_output_tokens(row)
             if self._flight.is_running(row):
                 self._flight.leave(row)
-            self._policy.finished(seq, num_output_tokens)
+            self._policy.finished(seq, 0)
 
     def flush(self) -> StepWindow | None:
         """Closes and returns the last window, if a step was executed since the one before."""
@@ -247,7 +246,7 @@ class Stepper:
         if self._flight.is_running(row):
             self._flight.leave(row)
         seq = self._seq[row]
-        self._policy.finished(seq, num_output_tokens)
+        self._policy.finished(seq, num_output_tokens if fits else 0)
         started_at, num_cached_tokens, revision = self._first_admission.pop(
             row, (self.now, 0, self._revision)
         )

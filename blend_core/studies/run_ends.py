@@ -34,12 +34,15 @@ def run_ends(windows: Sequence[StepWindow]) -> RunEnds:
     return RunEnds(full[0].started_at - began, ended - full[-1].started_at - full[-1].duration_s)
 
 
-def least_start_s(times: StepTimeModel, limits: EngineLimits) -> float:
-    """Returns seconds until KV can be full at the earliest: each of its tokens is computed in some step.
+def least_start_s(times: StepTimeModel, limits: EngineLimits, longest_prompt_tokens: int) -> float:
+    """Returns seconds until KV can be full at the earliest: its tokens are computed in steps.
 
     A step of `n` tokens takes at least `fixed + n per_token`, and `n` is at most `max_num_batched_tokens`.
-    The other end has no such bound: all that runs may end in one step.
+    Blocks count from admission on, so one prompt may not be computed yet when KV is full, and the last block
+    of every request in flight may hold one token. The other end has no such bound: all that runs may end in
+    one step.
     """
-    num_tokens = FULL_SHARE * limits.num_blocks * limits.block_size
+    num_blank = longest_prompt_tokens + (limits.block_size - 1) * limits.max_num_seqs
+    num_tokens = max(0.0, FULL_SHARE * limits.num_blocks * limits.block_size - num_blank)
     num_steps = num_tokens / limits.max_num_batched_tokens
     return num_steps * times.gemm_fixed_s + num_tokens * times.gemm_s_per_token

@@ -42,7 +42,7 @@ class AblationRun:
         seeds: seeds that every figure is the mean of.
         fractions: by variant and set (`preset`, `hidden`): of the practical optimum, mean and worst workload.
         ends: of some variants, by set: mean start and end.
-        least_start_s: what no start is shorter than.
+        least_start_s: what no start is shorter than, whatever the workload.
     """
 
     data: str
@@ -95,8 +95,8 @@ def run_ablation_bench(
         fractions={
             name: {
                 length_set: (
-                    float(np.mean([fractions[name] for fractions, _ in own])),
-                    min(fractions[name] for fractions, _ in own),
+                    float(np.mean([fractions[name] for fractions, _, _ in own])),
+                    min(fractions[name] for fractions, _, _ in own),
                 )
                 for length_set, own in by_set.items()
             }
@@ -105,19 +105,19 @@ def run_ablation_bench(
         ends={
             name: {
                 length_set: RunEnds(
-                    float(np.mean([ends[name].start_s for _, ends in own])),
-                    float(np.mean([ends[name].end_s for _, ends in own])),
+                    float(np.mean([ends[name].start_s for _, ends, _ in own])),
+                    float(np.mean([ends[name].end_s for _, ends, _ in own])),
                 )
                 for length_set, own in by_set.items()
             }
             for name in ENDS_OF
         },
-        least_start_s=least_start_s(StepTimeModel.of(*study_model()), study_limits(*study_model())),
+        least_start_s=min(least for _, _, least in results),
     )
 
 
-def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, RunEnds]]:
-    """Returns the fraction of the practical optimum that each variant reaches, and the ends of some."""
+def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, RunEnds], float]:
+    """Returns of each variant the fraction of the practical optimum, of some the ends, and the least start."""
     model, device = study_model()
     mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
     workload = build_workload(mix, study_setting(task.hours), task.seed)
@@ -131,7 +131,9 @@ def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, R
         fractions[name] = optimum_s / result.duration_s
         if name in ENDS_OF:
             ends[name] = run_ends(result.windows)
-    return fractions, ends
+    longest_prompt = int(workload.requests.num_prompt_tokens.max())
+    least = least_start_s(StepTimeModel.of(model, device), study_limits(model, device), longest_prompt)
+    return fractions, ends, least
 
 
 def _name(task: AblationTask) -> str:

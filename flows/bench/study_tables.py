@@ -96,7 +96,7 @@ def interleaved_table(run: PaperRun) -> Table:
                 f"{dfs_s / own['dual_scan'].duration_s:.3f}",
             )
         )
-    return ("workload", "interleaved dfs over dfs", "dual_scan over interleaved dfs"), rows
+    return ("workload, first seed", "interleaved dfs over dfs", "dual_scan over interleaved dfs"), rows
 
 
 def policy_table(run: WorkloadRun) -> Table:

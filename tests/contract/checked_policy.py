@@ -48,6 +48,7 @@ class CheckedPolicy(AdmissionPolicy):
         self._check_view(view)
         budget = self._inner.begin_step(view)
         assert 0 <= budget <= max(0, self._limits.max_num_batched_tokens - view.num_decoding)
+        assert budget > 0 or view.num_decoding > 0, "a step would do nothing"
         return budget
 
     def next_request(self, view):

@@ -139,7 +139,7 @@ class FakeEngine:
             self._kept[seq] = latest.output
             self._once_computed[seq] = max(self._once_computed.get(seq, 0), latest.num_computed)
             if not self._running:
-                policy.finished(seq, len(latest.output))
+                policy.finished(seq, 0)
                 failed.append(self._too_large(seq))
                 break
             policy.preempted(seq)
@@ -194,7 +194,7 @@ class FakeEngine:
         num_new = -(-len(running.tokens) // self._limits.block_size) - len(hits)
         if num_new > self.num_free_blocks - idle:
             assert not self._running, "a request was named that does not fit"
-            policy.finished(seq, len(running.kept))
+            policy.finished(seq, 0)
             failed.append(self._too_large(seq))
             return True
         for block in hits:

@@ -43,6 +43,17 @@ class RecountedPolicy(CheckedPolicy):
         assert policy._num_decoding == len(decoding)
         held = sum(ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot) for slot in decoding)
         assert policy._decode_kv_tokens == held
+        assert policy._candidate is None or ledger.is_waiting(policy._candidate)
+        in_flight = {
+            slot for slot, phase in enumerate(ledger.phase) if phase in (Phase.PREFILLING, Phase.DECODING)
+        }
+        counted = [
+            (slot, side)
+            for kind in policy._sides.kinds()
+            for side, slots in kind.in_flight.items()
+            for slot in slots
+        ]
+        assert sorted(counted) == sorted((slot, ledger.side[slot]) for slot in in_flight)
         for kind in policy._sides.kinds():
             waiting = [
                 slot

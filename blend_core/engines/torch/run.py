@@ -268,7 +268,7 @@ class Run:
             )
         if ending is None:
             return None
-        self._drop(sequence.seq)
+        self._drop(sequence.seq, sequence.num_output_tokens)
         now = self._clocks.now()
         return RequestFinished(
             seq=sequence.seq,
@@ -286,9 +286,9 @@ class Run:
         self._drop(seq)
         return self._failure(seq, code, message)
 
-    def _drop(self, seq: int) -> None:
+    def _drop(self, seq: int, num_output_tokens: int = 0) -> None:
         self._deadlines.pop(seq, None)
-        self._scheduler.drop(seq)
+        self._scheduler.drop(seq, num_output_tokens)
 
     def _failure(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
         return RequestFailed(seq, self._revision, code, message, self._clocks.now())

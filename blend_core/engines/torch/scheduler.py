@@ -211,14 +211,17 @@ class Scheduler:
                 self._pool.register(sequence.block_ids[index], chain[index])
             sequence.num_named_blocks = num_whole
 
-    def drop(self, seq: int) -> None:
-        """Ends a request, in flight, waiting or not even fetched: frees its blocks and tells the policy."""
+    def drop(self, seq: int, num_output_tokens: int = 0) -> None:
+        """Ends a request, in flight, waiting or not even fetched: frees its blocks and tells the policy.
+
+        `num_output_tokens` are those of its answer, if it has one.
+        """
         sequence = self._running.pop(seq, None)
         if sequence is not None:
             self._pool.release(sequence.block_ids)
         else:
-            sequence = self._waiting.pop(seq, None)
-        self._policy.finished(seq, sequence.num_output_tokens if sequence else 0)
+            self._waiting.pop(seq, None)
+        self._policy.finished(seq, num_output_tokens)
 
     def discard(self, seq: int) -> None:
         """Ends a request in flight whose KV is not to be trusted: `drop`, and nobody reuses its blocks."""

@@ -201,13 +201,62 @@ def test_a_chunk_is_no_larger_than_a_step(make_plan, view):
 def test_the_right_side_leaves_room_for_what_the_next_prompt_does_not_share(make_plan, view):
     requests = [*dense(4, prompt=800), *long((200,) * 20, prompt=50)]
     limits = []
-    for shared in ([0] * 24, [0, 700, 700, 700, *[0] * 20]):
-        desk = desk_of(make_plan, view, requests, shared=shared)
+    for num_held_blocks in (0, 175):
+        view.held = {1: num_held_blocks}
+        desk = desk_of(make_plan, view, requests, shared=[0, 700, 700, 700, *[0] * 20])
         while 0 not in desk.side:
             desk.step()
         desk.policy.begin_step(view)
         limits.append(desk.policy._right_limit_tokens)
-    assert limits[1] - limits[0] >= 700
+    assert limits[1] - limits[0] == 700
+
+
+def first_in_flight(desk, is_wanted):
+    """Goes on until a request is in flight that is wanted."""
+    while not any(map(is_wanted, desk.output)):
+        desk.step()
+    return next(filter(is_wanted, desk.output))
+
+
+def test_with_nothing_to_decode_a_step_computes_a_chunk_at_least(make_plan, view):
+    desk = desk_of(make_plan, view, [*dense(2_000, prompt=40), *long((3_000,) * 20, first=5_000)])
+    assert desk.policy.begin_step(view) >= CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("side", list(Side))
+def test_a_preempted_request_that_is_withdrawn_is_not_asked_for_again(make_plan, view, side):
+    desk = desk_of(make_plan, view, [*dense(20), *long((480,) * 20)])
+    seq = first_in_flight(desk, lambda seq: desk.side[seq] is side)
+    desk.preempt(seq)
+    desk.policy.begin_step(view)
+    desk.kept.pop(seq)
+    desk.policy.finished(seq, 0)
+    del desk.lengths[seq]
+    started = len(desk.order)
+    desk.run()
+    assert seq not in desk.order[started:]
+
+
+def test_requests_without_an_answer_tell_nothing_of_lengths(make_plan, view):
+    desk = hidden_kind(make_plan, view, truth=400, num=60)
+    seq = first_in_flight(desk, lambda seq: 5_000 <= seq < 6_000)
+    lengths = desk.policy._sides.kind(desk.policy._ledger.slot_of[seq]).lengths
+    before = lengths.counts.sum()
+    desk.policy.finished(seq, 0)
+    assert lengths.counts.sum() == before
+    other = first_in_flight(desk, lambda other: 5_000 <= other < 6_000 and other != seq)
+    desk.policy.finished(other, 7)
+    assert lengths.counts.sum() == before + 1
+
+
+def test_a_first_plan_of_any_revision_is_sorted_alike(make_plan, view):
+    requests = [*dense(100), *((5_000 + n, 50, 500) for n in range(60)), *long((300,) * 40)]
+    kinds = [-1] * 100 + [0] * 60 + [-1] * 40
+    sides = []
+    for revision in (0, 3):
+        desk = desk_of(make_plan, view, requests, kinds=kinds, revision=revision)
+        sides.append(desk.policy._sides.work(Side.RIGHT))
+    assert sides[0] == sides[1]
 
 
 def hidden_kind(make_plan, view, *, truth, num, prompt=50, num_dense=100, outputs=(300,) * 40):

@@ -1,5 +1,6 @@
 """The dual scan shares KV between both ends of the plan by density, and rations starts by token credit."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -216,12 +217,12 @@ def test_the_left_side_may_use_the_room_that_is_kept_for_growth(make_plan, view)
 
 
 def test_a_request_behind_a_long_prefix_in_flight_starts_before_its_side_has_room_again(make_plan, view):
-    plan = make_plan([(0, 40, 10, 50.0), *((seq, 200, 500, 0.1) for seq in range(1, 20))])
-    policy = DualScanPolicy(plan, LIMITS)
+    plan = make_plan([(0, 40, 10, 50.0), *((seq, 5_000, 500, 0.1) for seq in range(1, 20))])
+    policy = DualScanPolicy(plan, replace(LIMITS, num_blocks=10_000))
     last = min(start.seq for start in start_all(policy, view) if start.side is Side.RIGHT)
     assert last > 1
     assert policy.next_request(view) is None
-    view.held = {last - 1: 10}  # a hundredth of KV
+    view.held = {last - 1: 1_024}  # 4,096 tokens
     assert policy.next_request(view) == Admission(last - 1, Side.RIGHT)
-    view.held = {last - 1: 9}
+    view.held = {last - 1: 1_023}
     assert policy.next_request(view) is None

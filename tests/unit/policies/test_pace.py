@@ -25,13 +25,10 @@ def running(**sums):
 
 
 def test_memory_spreads_what_is_left_over_the_steps_that_kv_takes():
-    pace = Pace.of(
-        LEFT, RIGHT, running(held_kv_tokens=100_000, num_output_tokens=10, num_kv_tokens=600), LIMITS
-    )
+    pace = Pace.of(LEFT, RIGHT, running(held_kv_tokens=100_000, num_output_tokens=10), LIMITS)
     assert pace.num_steps == 200  # 200,000 token steps in 1,000 tokens of KV
     assert pace.prefill_tokens_per_step == 25
     assert pace.decode_kv_tokens_per_step == 1_200
-    assert pace.right_kv_tokens == 600
     assert pace.left_kv_tokens == 0
 
 
@@ -61,12 +58,12 @@ def test_the_left_side_is_given_what_its_next_kind_holds_at_the_pace():
 
 def test_nothing_left_is_a_pace_of_nothing():
     pace = Pace.of(Work(), Work(), running(), LIMITS, left_head=Work())
-    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0)
+    assert pace == Pace(1.0, 0.0, 0.0, 0.0)
 
 
 def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0):
-    pace = Pace(100, prefill, even, 0.0, right_now)
-    return pace.prefill_tokens(TIMES, decode_kv, peak, decoding)
+    pace = Pace(100, prefill, even, 0.0)
+    return pace.prefill_tokens(TIMES, decode_kv, right_now, peak, decoding)
 
 
 def test_a_step_that_reads_its_even_share_computes_its_even_share():
@@ -123,7 +120,6 @@ def of_kind(lengths, rows):
 
 def test_what_runs_is_summed_request_by_request():
     sums = running_work([of_kind(None, [(10, 110, 40, 1), (0, 30, 500, 1), (60, 200, 7, 0)])])
-    assert sums.num_kv_tokens == 140
     assert sums.num_output_tokens == 547
     assert sums.held_kv_tokens == 110 * 40 + 40**2 / 2 + 30 * 500 + 500**2 / 2 + 200 * 7 + 7**2 / 2
     assert sums.longest_tokens == 500

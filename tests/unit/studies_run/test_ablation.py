@@ -8,11 +8,14 @@ ENDS = {name: {length_set: RunEnds(61.0, 122.4) for length_set in ("preset", "hi
 
 
 def test_every_variant_runs_a_workload_to_its_end():
-    fractions, ends = run_ablation_task(AblationTask(target=1, preset=False, seed=0, hours=0.1, traces=None))
+    fractions, ends, least_s = run_ablation_task(
+        AblationTask(target=1, preset=False, seed=0, hours=0.1, traces=None)
+    )
     assert {"dfs", "dfs with our admission", "density_matched", "no idea"} < set(fractions)
     assert len([name for name in fractions if name.startswith("without")]) == 7
     assert all(0 < fraction <= 1.02 for fraction in fractions.values())
     assert set(ends) == set(ENDS_OF)
+    assert 0 < least_s < min(end.start_s for end in ends.values())
     # A variant that does nothing else than the whole policy would have its very figure.
     left_out = [fraction for name, fraction in fractions.items() if name.startswith("without")]
     assert any(fraction != fractions["density_matched"] for fraction in left_out)
