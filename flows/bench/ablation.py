@@ -117,7 +117,7 @@ def run_ablation_bench(
 
 
 def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, RunEnds], float]:
-    """Returns of each variant the fraction of the practical optimum, of some the ends, and the least start."""
+    """Returns the fraction of the practical optimum of each variant, the ends of some, the least start."""
     model, device = study_model()
     mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
     workload = build_workload(mix, study_setting(task.hours), task.seed)
