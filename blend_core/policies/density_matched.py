@@ -90,7 +90,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         left = self._left_head()
         num_tokens, share_reached = float(num_tokens_at_most), 1.0
         chunk_tokens = min(CHUNK_TOKENS, num_tokens_at_most)
-        if left is not None and self._rules.paces:
+        if left is not None and self._rules.paces and view.num_decoding > 0:
             num_tokens, share_reached = self._pace.prefill_tokens(
                 self._times,
                 self._decode_kv_tokens,
@@ -102,9 +102,8 @@ class DensityMatchedPolicy(QueuedPolicy):
                 num_tokens, share_reached = self._pace.prefill_tokens_per_step, 1.0
             num_tokens += self._saved_tokens
             self._saved_tokens = 0.0
-            if num_tokens < chunk_tokens and view.num_decoding > 0:
+            if num_tokens < chunk_tokens:
                 num_tokens, self._saved_tokens = 0.0, num_tokens
-            num_tokens = max(num_tokens, 0.0 if view.num_decoding > 0 else chunk_tokens)
         self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
         num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
         other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
@@ -118,7 +117,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if self._candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
             num_tokens = max(num_tokens, min(chunk_tokens, self._unshared_tokens(self._candidate)))
-        return min(num_tokens_at_most, max(int(num_tokens), 0 if view.num_decoding > 0 else 1))
+        return min(num_tokens_at_most, int(num_tokens))
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
@@ -249,6 +248,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._limits,
             longest_waiting=0.0 if longest is None else self._sides.expected_tokens(longest),
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
+            left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
         # What was found by the old sums is looked at again.

@@ -114,12 +114,14 @@ class Pace:
         prefill_tokens_per_step: prompt tokens to compute, spread over them.
         decode_kv_tokens_per_step: KV tokens to read, spread over them.
         left_kv_tokens: KV tokens that the left side holds at this pace.
+        full_share: share of the steps that it takes if each computes all that it may.
     """
 
     num_steps: float
     prefill_tokens_per_step: float
     decode_kv_tokens_per_step: float
     left_kv_tokens: float
+    full_share: float
 
     @classmethod
     def of(
@@ -131,6 +133,7 @@ class Pace:
         *,
         longest_waiting: float = 0.0,
         left_head: Work | None = None,
+        left_output_tokens: float = 0.0,
     ) -> "Pace":
         """Returns the pace for what is left to do.
 
@@ -141,14 +144,16 @@ class Pace:
             limits: of the engine.
             longest_waiting: expected length of the longest answer that waits.
             left_head: what waits of the kind that the left side takes from next.
+            left_output_tokens: expected length of its answers.
         """
         capacity = float(limits.num_blocks * limits.block_size)
         num_prefill_tokens = left.num_prefill_tokens + right.num_prefill_tokens
         num_output_tokens = left.num_output_tokens + right.num_output_tokens + running.num_output_tokens
         held = left.held_kv_tokens + right.held_kv_tokens + running.held_kv_tokens
+        num_full_steps = (num_prefill_tokens + num_output_tokens) / limits.max_num_batched_tokens
         num_steps = max(
             held / capacity,
-            (num_prefill_tokens + num_output_tokens) / limits.max_num_batched_tokens,
+            num_full_steps,
             num_output_tokens / limits.max_num_seqs,
             running.longest_tokens,
             longest_waiting,
@@ -161,9 +166,11 @@ class Pace:
             left_kv_tokens = left.num_prefill_tokens / num_steps * held_per_token
         return cls(
             num_steps,
-            num_prefill_tokens / num_steps,
+            # The last prompt of the left side has an answer to come, which would run alone.
+            num_prefill_tokens / max(num_full_steps, num_steps - left_output_tokens, 1.0),
             (left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens) / num_steps,
             left_kv_tokens,
+            num_full_steps / num_steps,
         )
 
     def prefill_tokens(
@@ -179,7 +186,8 @@ class Pace:
         In proportion to the KV that the step reads, where an even step reads `decode_kv_tokens_per_step`, or
         the most that the right side will come to if that is less: KV that only the left side would fill is
         not waited for. A step whose weights have to be read anyway computes the tokens that cost nothing
-        more.
+        more. Where steps have to be full most of the time, what one leaves out cannot be made up later: from
+        half of them on, a step is held back the less, and not at all where every one has to be full.
 
         Args:
             times: of the device.
@@ -194,5 +202,8 @@ class Pace:
         fixed_tokens = times.gemm_fixed_s / times.gemm_s_per_token
         free_tokens = times.weight_read_s / times.gemm_s_per_token - fixed_tokens - num_decoding
         even_tokens = self.prefill_tokens_per_step * share - fixed_tokens * (1.0 - share)
+        if share < 1.0:
+            urgency = max(0.0, 2.0 * self.full_share - 1.0)
+            even_tokens += urgency * (self.prefill_tokens_per_step - even_tokens)
         # Never below nothing: a step that computes less than its share is no debt of those after it.
         return max(even_tokens, free_tokens, 0.0), min(1.0, share)

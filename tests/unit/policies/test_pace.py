@@ -58,11 +58,11 @@ def test_the_left_side_is_given_what_its_next_kind_holds_at_the_pace():
 
 def test_nothing_left_is_a_pace_of_nothing():
     pace = Pace.of(Work(), Work(), running(), LIMITS, left_head=Work())
-    assert pace == Pace(1.0, 0.0, 0.0, 0.0)
+    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0):
-    pace = Pace(100, prefill, even, 0.0)
+def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0, full=0.0):
+    pace = Pace(100, prefill, even, 0.0, full)
     return pace.prefill_tokens(TIMES, decode_kv, right_now, peak, decoding)
 
 
@@ -104,6 +104,20 @@ def test_never_less_than_nothing(decode_kv, even, prefill, peak, decoding, right
     )
     assert num_tokens >= 0
     assert 0 <= share <= 1
+
+
+def test_where_every_step_has_to_be_full_none_is_held_back():
+    assert tokens(5_000, peak=9_000, full=0.5)[0] == 150
+    assert tokens(5_000, peak=9_000, full=0.75)[0] == 275
+    assert tokens(5_000, peak=9_000, full=1.0)[0] == 400
+
+
+def test_the_left_side_is_done_a_last_answer_before_the_end():
+    pace = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, left_output_tokens=1_000)
+    assert pace.prefill_tokens_per_step == 5_000 / 4_000
+    # But steps cannot compute more than they may.
+    hurried = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, left_output_tokens=4_999)
+    assert hurried.prefill_tokens_per_step == 5_000 / ((5_000 + 1_300) / 64)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e4))
