@@ -167,6 +167,8 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
         "enable_lora": bool(options.lora_adapters),
         # Compiling takes minutes on a CPU, and saves little there.
         "enforce_eager": options.is_on_cpu,
+        # As long as KV has room for, at most the model's own.
+        "max_model_len": -1,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "scheduler_cls": SCHEDULER_CLASS,

@@ -79,7 +79,7 @@ class Run:
             name: LoRARequest(name, number, folder)
             for number, (name, folder) in enumerate(sorted(opened.options.lora_adapters.items()), start=1)
         }
-        self._revision = plan.revision
+        self._revision = self._window_revision = plan.revision
         self._windows = WindowAccumulator(info.model, info.device, plan.revision, overlap=False)
         self._open = dict.fromkeys(plan.seq.tolist())
         # What vLLM has: requests that were never in flight, and those that were.
@@ -103,7 +103,7 @@ class Run:
         """
         while True:
             self._drop_withdrawn()
-            yield from self._take_revision()
+            self._take_revision()
             yield from self._feed()
             if not self._open:
                 break
@@ -137,19 +137,12 @@ class Run:
         self._deadlines.pop(seq, None)
         self._look_in_steps = 0
 
-    def _take_revision(self) -> Iterator[EngineEvent]:
+    def _take_revision(self) -> None:
         plan = self._source.revision()
         if plan is not None:
             self._core.control.revise(plan)
+            self._revision = plan.revision
             self._look_in_steps = 0
-            yield from self._put_in_force(plan.revision)
-
-    def _put_in_force(self, revision: int) -> Iterator[EngineEvent]:
-        if revision > self._revision:
-            self._revision = revision
-            window = self._windows.revise(revision)
-            if window is not None:
-                yield window
 
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""
@@ -231,9 +224,13 @@ class Run:
         self.num_steps += 1
         if report.record.num_preempted:
             self._look_in_steps = 0
-        window: StepWindow | None = self._windows.add(report.record)
-        if window is not None:
-            yield window
+        windows: list[StepWindow | None] = []
+        if report.revision > self._window_revision:
+            # Steps that were scheduled before the revision have come before.
+            self._window_revision = report.revision
+            windows.append(self._windows.revise(report.revision))
+        windows.append(self._windows.add(report.record))
+        yield from (window for window in windows if window is not None)
 
     def _end(self, seq: int, output: Any) -> Iterator[EngineEvent]:
         if seq not in self._open:
