@@ -1,13 +1,13 @@
 """vLLM's queue of waiting requests in the policy's order, with the policy's gate. No vLLM here."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import chain
 from threading import RLock
 from typing import Any, Final, Protocol
 
 from blend_core.engines.vllm.flight import Flight, StepCounts
-from blend_core.policies.base import AdmissionPolicy, Side
+from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
 
 SEQ_ARGUMENT: Final = "blend_seq"
 """Where a request says its `seq`: in vLLM's `SamplingParams.extra_args`, which reach the scheduler."""
@@ -55,18 +55,18 @@ class AdmissionQueue:
         - the policy knows as in flight what `flight` holds, and nothing else.
     """
 
-    def __init__(self, view: SchedulerView, block_size: int, elapsed: Callable[[], float]) -> None:
+    def __init__(self, view: SchedulerView, limits: EngineLimits, elapsed: Callable[[], float]) -> None:
         """Starts without a policy, which `start` brings.
 
         Args:
             view: the scheduler.
-            block_size: tokens of a block, in the policy's unit.
+            limits: of the engine, blocks in the policy's unit.
             elapsed: seconds of a clock that never jumps.
         """
         self.lock = RLock()
-        self.flight = Flight(block_size)
+        self.flight = Flight(limits.block_size)
         self.added_s = 0.0
-        self._block_size = block_size
+        self._limits = limits
         self._view = view
         self._elapsed = elapsed
         self._policy: AdmissionPolicy | None = None
@@ -76,6 +76,8 @@ class AdmissionQueue:
         self._refused: list[Any] = []
         self._preempted: dict[int, Side] = {}
         self._released: dict[str, Any] = {}
+        # What `num_held_blocks` found, as long as no block has changed hands.
+        self._held: dict[int, int] = {}
         self._next: tuple[Any, Side] | None = None
         self._taken: tuple[Any, Side] | None = None
         self._admitted: list[int] = []
@@ -88,7 +90,7 @@ class AdmissionQueue:
     def start(self, policy: AdmissionPolicy, revision: int) -> None:
         """Begins a run: nothing waits and nothing is in flight."""
         with self.lock:
-            self.flight = Flight(self._block_size)
+            self.flight = Flight(self._limits.block_size)
             self._policy, self._revision = policy, revision
             self._preempted.clear()
             self._admitted, self._num_cached_tokens = [], 0
@@ -162,6 +164,7 @@ class AdmissionQueue:
         seq = seq_of(request)
         if seq in self.flight:
             self._preempted[seq] = self.flight.preempt(seq)
+            self._held.clear()
             self._num_preempted += 1
             self.policy.preempted(seq)
         self._waiting[seq] = request
@@ -219,8 +222,11 @@ class AdmissionQueue:
 
     def num_held_blocks(self, seq: int) -> int:
         """See `EngineView`."""
-        request = self._waiting.get(seq)
-        return 0 if request is None else self._view.num_held_blocks(request)
+        held = self._held.get(seq)
+        if held is None:
+            request = self._waiting.get(seq)
+            held = self._held[seq] = 0 if request is None else self._view.num_held_blocks(request)
+        return held
 
     def is_ready(self, seq: int) -> bool:
         """See `EngineView`."""
@@ -231,7 +237,6 @@ class AdmissionQueue:
 
     def begin_step(self) -> int:
         """Starts a step; returns the prompt tokens that it may compute, at least 1 where nothing decodes."""
-        self.reconcile()
         for seq, request in list(self._compiling.items()):
             readiness = self._view.readiness(request)
             if readiness is not Readiness.BLOCKED:
@@ -247,15 +252,18 @@ class AdmissionQueue:
         if total == 0:
             return None
         counts = self.flight.advance(total)
+        if counts.num_prefill_tokens:
+            self._held.clear()
         for seq in counts.completed:
             self.policy.decoding(seq)
         self.policy.advanced(1)
         return counts
 
-    def reconcile(self) -> None:
-        """Tells the policy of requests in flight that the scheduler has ended since."""
-        for seq in self.flight.ended():
+    def reconcile(self, finished_ids: Collection[str]) -> None:
+        """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone."""
+        for seq in self.flight.seqs_of(finished_ids):
             request = self.flight.leave(seq)
+            self._held.clear()
             self._num_finished += 1
             self.policy.finished(seq, request.num_output_tokens)
 
@@ -295,6 +303,7 @@ class AdmissionQueue:
             self._num_cached_tokens += num_cached_tokens
         self._preempted.pop(seq, None)
         self.flight.admit(seq, request, side, num_cached_tokens)
+        self._held.clear()
         self.policy.admitted(seq, side, num_cached_tokens)
 
     def _choose(self) -> tuple[Any, Side] | None:
@@ -303,7 +312,7 @@ class AdmissionQueue:
             if self._waiting.get(seq_of(request)) is request:
                 # vLLM skips it, and ends it with the step.
                 return request, Side.LEFT
-        if not self._waiting:
+        if not self._waiting or len(self.flight) >= self._limits.max_num_seqs:
             return None
         admission = self.policy.next_request(self)
         if admission is not None and admission.seq in self._waiting:

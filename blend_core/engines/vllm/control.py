@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
+from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.windows import StepRecord
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits
@@ -24,21 +25,57 @@ class Admitted:
     revision: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """One step that is through.
+class Stepped(NamedTuple):
+    """One step that is through. A plain tuple: one is made, and sent, in every step.
 
     Attributes:
-        record: what it did; None of a step that computed nothing.
+        counts: what it computed; None of a step that computed nothing.
+        started_at: see `StepRecord`.
+        duration_s: from where the step before it ended, where they overlap.
+        num_cached_tokens: see `StepRecord`.
+        kv_usage: see `StepRecord`.
+        num_running_left: see `StepRecord`.
+        num_running_right: see `StepRecord`.
+        num_preempted: see `StepRecord`.
+        num_finished: see `StepRecord`.
         revision: plan revision in force when it was scheduled.
         added_s: what our part of the scheduler took of it.
         has_outputs: whether vLLM sends outputs of it.
     """
 
-    record: StepRecord | None
+    counts: StepCounts | None
+    started_at: float
+    duration_s: float
+    num_cached_tokens: int
+    kv_usage: float
+    num_running_left: int
+    num_running_right: int
+    num_preempted: int
+    num_finished: int
     revision: int
     added_s: float
     has_outputs: bool
+
+    def record(self) -> StepRecord | None:
+        """The step as windows count it."""
+        counts = self.counts
+        if counts is None:
+            return None
+        return StepRecord(
+            started_at=self.started_at,
+            duration_s=self.duration_s,
+            num_prefill_tokens=counts.num_prefill_tokens,
+            num_decode_tokens=counts.num_decode_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_recomputed_tokens=counts.num_recomputed_tokens,
+            prefill_tokens_sq=counts.prefill_tokens_sq,
+            decode_kv_tokens=counts.decode_kv_tokens,
+            kv_usage=self.kv_usage,
+            num_running_left=self.num_running_left,
+            num_running_right=self.num_running_right,
+            num_preempted=self.num_preempted,
+            num_finished=self.num_finished,
+        )
 
 
 Report = Admitted | Stepped

@@ -1,7 +1,7 @@
 """Requests in flight under vLLM's scheduler, and what each of its steps did. No vLLM here."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
 
 from blend_core.policies.base import Side
 
@@ -21,12 +21,8 @@ class ScheduledRequest(Protocol):
     def num_output_tokens(self) -> int:
         """Output tokens that are known."""
 
-    def is_finished(self) -> bool:
-        """Whether it has ended, well or not."""
 
-
-@dataclass(frozen=True, slots=True)
-class StepCounts:
+class StepCounts(NamedTuple):
     """What a step computes, as `StepRecord` counts it.
 
     Attributes:
@@ -66,6 +62,7 @@ class Flight:
         "_once_computed",
         "_prefilling",
         "_requests",
+        "_seq_of_id",
         "_side",
     )
 
@@ -73,6 +70,7 @@ class Flight:
         self._block_size = block_size
         self._clock = 0
         self._requests: dict[int, ScheduledRequest] = {}
+        self._seq_of_id: dict[str, int] = {}
         self._side: dict[int, Side] = {}
         self._num_on = dict.fromkeys(Side, 0)
         self._prefilling: dict[int, int] = {}
@@ -108,6 +106,7 @@ class Flight:
     def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> None:
         """The scheduler runs the request from now on, behind so many tokens from the cache."""
         self._requests[seq] = request
+        self._seq_of_id[request.request_id] = seq
         self._side[seq] = side
         self._num_on[side] += 1
         self._prefilling[seq] = num_cached_tokens
@@ -137,9 +136,10 @@ class Flight:
         """Whether a waiting request was in flight before a preemption."""
         return seq in self._once_computed
 
-    def ended(self) -> list[int]:
-        """Seqs that the scheduler has ended."""
-        return [seq for seq, request in self._requests.items() if request.is_finished()]
+    def seqs_of(self, request_ids: Collection[str]) -> list[int]:
+        """Seqs of those requests that are in flight, by vLLM's ids."""
+        found = (self._seq_of_id.get(request_id) for request_id in request_ids)
+        return [seq for seq in found if seq is not None]
 
     def advance(self, num_scheduled_tokens: int) -> StepCounts:
         """Counts a step that vLLM has scheduled, `num_scheduled_tokens` in all, and moves on to the next."""
@@ -182,7 +182,9 @@ class Flight:
         self._prefilling.pop(seq, None)
         self._kv_begin_sum -= self._kv_begin.pop(seq, 0)
         self._num_on[self._side.pop(seq)] -= 1
-        return self._requests.pop(seq)
+        request = self._requests.pop(seq)
+        del self._seq_of_id[request.request_id]
+        return request
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where an invariant of the class does not hold."""

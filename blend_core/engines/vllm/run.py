@@ -218,18 +218,19 @@ class Run:
         return RequestsAdmitted(report.seqs)
 
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
-        if report.record is None:
+        record = report.record()
+        if record is None:
             return
         self.added_s += report.added_s
         self.num_steps += 1
-        if report.record.num_preempted:
+        if record.num_preempted:
             self._look_in_steps = 0
         windows: list[StepWindow | None] = []
         if report.revision > self._window_revision:
             # Steps that were scheduled before the revision have come before.
             self._window_revision = report.revision
             windows.append(self._windows.revise(report.revision))
-        windows.append(self._windows.add(report.record))
+        windows.append(self._windows.add(record))
         yield from (window for window in windows if window is not None)
 
     def _end(self, seq: int, output: Any) -> Iterator[EngineEvent]:

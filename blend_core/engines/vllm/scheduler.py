@@ -17,7 +17,6 @@ from blend_core.engines.vllm.admission_queue import AdmissionQueue, Readiness
 from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Stepped
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
-from blend_core.engines.windows import StepRecord
 from blend_core.policies.base import EngineLimits, Side
 
 SCHEDULER_CLASS: Final = "blend_core.engines.vllm.scheduler.PolicyScheduler"
@@ -54,8 +53,6 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         self._pool = self.kv_cache_manager.block_pool
         self._most_tokens = self.max_num_scheduled_tokens
         self._is_async = bool(self.scheduler_config.async_scheduling)
-        self.admission = AdmissionQueue(self, self.block_size, time.perf_counter)
-        self.waiting = self.admission
         limits = EngineLimits(
             block_size=self.block_size,
             # vLLM keeps one block as padding.
@@ -63,6 +60,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             max_num_seqs=self.max_num_active_reqs,
             max_num_batched_tokens=self._most_tokens,
         )
+        self.admission = AdmissionQueue(self, limits, time.perf_counter)
+        self.waiting = self.admission
         self.control = LocalControl(self.admission, limits)
         self._open_steps: deque[_OpenStep] = deque()
         self._last_end_s = 0.0
@@ -88,12 +87,13 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         """Takes a step's tokens; reports the step."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         end_s = time.perf_counter()
-        self._reconcile()
+        with self.admission.lock:
+            self.admission.reconcile(self.finished_req_ids)
         if scheduler_output.total_num_scheduled_tokens:
             step = self._open_steps.popleft()
             self._report(self._through(step, end_s, has_outputs=bool(outputs)))
         elif outputs:
-            self._report(Stepped(None, self.admission.revision, 0.0, has_outputs=True))
+            self._report(Stepped(None, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, self.admission.revision, 0.0, True))
         return outputs
 
     # What a run in the same process asks beside `control`.
@@ -143,6 +143,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         admission = self.admission
         started_at, begin_s, in_queue_s = time.time(), time.perf_counter(), admission.added_s
         with admission.lock:
+            # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
+            admission.reconcile(self.finished_req_ids)
             budget = admission.begin_step()
             num_decoding = admission.num_decoding - self._num_without_token()
             self.max_num_scheduled_tokens = min(self._most_tokens, num_decoding + budget)
@@ -184,34 +186,25 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             for request in self.running
         )
 
-    def _reconcile(self) -> None:
-        admission = self.admission
-        if len(self.running) != len(admission.flight):
-            with admission.lock:
-                admission.reconcile()
-
     def _through(self, step: _OpenStep, end_s: float, *, has_outputs: bool) -> Stepped:
         # Steps may overlap: each begins where the one before ended.
         duration_s = end_s - max(step.begin_s, self._last_end_s) - step.told_s
         self._last_end_s = end_s
-        counts = step.counts
-        record = StepRecord(
-            started_at=step.started_at,
-            duration_s=max(0.0, duration_s),
-            num_prefill_tokens=counts.num_prefill_tokens,
-            num_decode_tokens=counts.num_decode_tokens,
-            num_cached_tokens=step.num_cached_tokens,
-            num_recomputed_tokens=counts.num_recomputed_tokens,
-            prefill_tokens_sq=counts.prefill_tokens_sq,
-            decode_kv_tokens=counts.decode_kv_tokens,
-            kv_usage=step.kv_usage,
-            num_running_left=step.num_left,
-            num_running_right=step.num_right,
-            num_preempted=step.num_preempted,
-            num_finished=self.admission.take_num_finished(),
+        num_finished = self.admission.take_num_finished()
+        return Stepped(
+            step.counts,
+            step.started_at,
+            max(0.0, duration_s),
+            step.num_cached_tokens,
+            step.kv_usage,
+            step.num_left,
+            step.num_right,
+            step.num_preempted,
+            num_finished,
+            step.revision,
+            step.added_s + time.perf_counter() - end_s,
+            has_outputs,
         )
-        added_s = step.added_s + time.perf_counter() - end_s
-        return Stepped(record, step.revision, added_s, has_outputs)
 
     def _report(self, report: Report) -> None:
         if self._reporting is None:
