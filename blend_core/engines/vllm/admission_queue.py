@@ -186,7 +186,8 @@ class AdmissionQueue:
                 seq = seq_of(request)
                 if self._released.pop(request.request_id, None) is not None:
                     continue
-                if self._waiting.get(seq) is not request:
+                waiting = self._waiting.get(seq)
+                if waiting is None or waiting.request_id != request.request_id:
                     continue
                 del self._waiting[seq]
                 self._compiling.pop(seq, None)

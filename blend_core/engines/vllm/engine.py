@@ -15,7 +15,6 @@ from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
 
 
-
 class VllmEngine:
     """An `Engine` whose steps are vLLM's. One run at a time; one in a process, since vLLM reads its
     environment once.
@@ -142,9 +141,13 @@ def set_environment(options: VllmEngineOptions) -> None:
     if options.num_threads is not None:
         defaults["OMP_NUM_THREADS"] = str(options.num_threads)
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    device, _, index = options.device.partition(":")
-    if device == "cuda" and index:
-        defaults["CUDA_VISIBLE_DEVICES"] = index
+    device, _, indices = options.device.partition(":")
+    if device == "cuda" and indices:
+        # What this process sees is numbered from 0, whatever the numbers of the GPUs are.
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = seen.split(",") if seen else None
+        chosen = [names[int(index)] if names else index for index in indices.split(",")]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

@@ -48,7 +48,13 @@ class VllmEngineOptions:
 
     def __post_init__(self) -> None:
         """Raises `ConfigurationError` naming the option that makes no sense."""
-        for name in ("block_size", "kv_capacity_bytes", "max_num_seqs", "max_num_batched_tokens", "num_threads"):
+        for name in (
+            "block_size",
+            "kv_capacity_bytes",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_threads",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} is {value}; it must be at least 1.")

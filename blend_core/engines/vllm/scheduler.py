@@ -51,7 +51,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         super().__init__(*args, **kwargs)
         self._num_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._pool = self.kv_cache_manager.block_pool
-        self._most_tokens = self.max_num_scheduled_tokens
+        self._most_tokens = int(self.scheduler_config.max_num_batched_tokens)
         self._is_async = bool(self.scheduler_config.async_scheduling)
         limits = EngineLimits(
             block_size=self.block_size,

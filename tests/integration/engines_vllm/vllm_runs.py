@@ -1,6 +1,7 @@
 """Small jobs for the vLLM engine, and what came out of them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from blend_core.engines.base import EngineEvent
@@ -46,3 +47,19 @@ def run_on(
         outcome.add(event)
         on_event(event)
     return outcome
+
+
+def run_with_policy(
+    engine: VllmEngine,
+    source: ListSource,
+    policy: str,
+    on_event: Callable[[EngineEvent], None] = lambda event: None,
+    **changes: object,
+) -> Outcome:
+    """Runs on an engine that is open already, under another policy or with other options of a run."""
+    before = engine._opened
+    engine._opened = replace(before, options=replace(before.options, policy=policy, **changes))
+    try:
+        return run_on(engine, source, on_event)
+    finally:
+        engine._opened = before

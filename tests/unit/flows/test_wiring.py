@@ -9,6 +9,7 @@ from flows.job_spec import BatchJobSpec
 from flows.settings import EngineSettings, Settings
 from flows.wiring import Endpoints, Wiring
 
+JOB = BatchJobSpec(s3=["s3://bucket/in.jsonl"])
 URL = "postgresql://blend:secret@127.0.0.1:9/blend"
 
 
@@ -57,7 +58,7 @@ def test_limits_of_the_engine_follow_its_memory(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, engine=EngineSettings(kv_gib=1.0, block_size=16, max_num_seqs=8))
     spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
 
-    limits = Wiring.from_settings(settings, Endpoints(database_url=URL)).engine_limits(spec)
+    limits = Wiring.from_settings(settings, Endpoints(database_url=URL)).engine_limits(JOB, spec)
 
     assert limits.num_blocks == (1 << 30) // (16 * spec.kv_bytes_per_token)
     assert (limits.block_size, limits.max_num_seqs) == (16, 8)
