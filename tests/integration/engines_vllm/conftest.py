@@ -1,4 +1,4 @@
-"""vLLM in this process: loaded once, with little KV and with much."""
+"""vLLM in this process, loaded once."""
 
 import os
 from collections.abc import Iterator
@@ -37,18 +37,9 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ample(tiny_llama: Path) -> Iterator[VllmEngine]:
-    """Much KV: nothing is preempted."""
-    engine = VllmEngine(options(tiny_llama))
-    engine.open()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture(scope="session")
-def scarce(tiny_llama: Path) -> Iterator[VllmEngine]:
-    """KV of 24 blocks for 16 in flight."""
-    engine = VllmEngine(
+def engine(tiny_llama: Path) -> Iterator[VllmEngine]:
+    """vLLM in this process, with 24 blocks of KV for 16 in flight. There can be one of it in a process."""
+    opened = VllmEngine(
         options(
             tiny_llama,
             max_num_seqs=16,
@@ -56,6 +47,6 @@ def scarce(tiny_llama: Path) -> Iterator[VllmEngine]:
             passed={"separate_core": False, "num_gpu_blocks_override": 25},
         )
     )
-    engine.open()
-    yield engine
-    engine.close()
+    opened.open()
+    yield opened
+    opened.close()

@@ -1,6 +1,8 @@
 """Every request is answered once, and greedy tokens are those of vLLM with its own scheduler."""
 
-from collections.abc import Sequence
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -31,42 +33,27 @@ def mixed_requests() -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def plain_tokens(tiny_llama: Path) -> dict[int, tuple[int, ...]]:
-    """What vLLM answers by itself, with ample KV."""
-    return tokens_of_plain_vllm(tiny_llama, mixed_requests())
-
-
-def tokens_of_plain_vllm(folder: Path, requests: Sequence[Request]) -> dict[int, tuple[int, ...]]:
-    from vllm import LLM
-    from vllm import SamplingParams as VllmSampling
-
-    llm = LLM(
-        str(folder),
-        dtype="float32",
-        enforce_eager=True,
-        block_size=32,
-        num_gpu_blocks_override=2001,
-        max_num_seqs=16,
-        max_num_batched_tokens=128,
-        seed=0,
-    )
-    prompts = [{"prompt_token_ids": one.prompt_token_ids.tolist()} for one in requests]
-    sampling = [
-        VllmSampling(max_tokens=one.sampling.max_tokens, temperature=0, ignore_eos=True) for one in requests
+def plain_tokens(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[int, ...]]:
+    """What vLLM answers by itself with ample KV, in a process of its own."""
+    folder = tmp_path_factory.mktemp("plain")
+    asked = [
+        {"tokens": one.prompt_token_ids.tolist(), "max_tokens": one.sampling.max_tokens}
+        for one in mixed_requests()
     ]
-    outputs = llm.generate(prompts, sampling, use_tqdm=False)
-    return {
-        one.seq: tuple(output.outputs[0].token_ids) for one, output in zip(requests, outputs, strict=True)
-    }
+    (folder / "asked.json").write_text(json.dumps(asked))
+    script = Path(__file__).with_name("plain_vllm.py")
+    subprocess.run([sys.executable, str(script), str(tiny_llama), str(folder)], check=True)
+    answers = json.loads((folder / "answers.json").read_text())
+    return {seq: tuple(tokens) for seq, tokens in enumerate(answers)}
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "density_matched"])
 def test_greedy_tokens_are_those_of_plain_vllm_preemptions_included(
-    scarce: VllmEngine, tiny_llama: Path, plain_tokens: dict[int, tuple[int, ...]], policy: str
+    engine: VllmEngine, tiny_llama: Path, plain_tokens: dict[int, tuple[int, ...]], policy: str
 ) -> None:
     requests = mixed_requests()
 
-    outcome = run_with_policy(scarce, Block32Source(requests, policy=policy), policy)
+    outcome = run_with_policy(engine, Block32Source(requests, policy=policy), policy)
 
     assert not outcome.failed
     assert sorted(outcome.finished) == list(range(NUM_REQUESTS))
