@@ -1,6 +1,6 @@
-"""The vLLM engine under each policy on a GPU, with async scheduling: `python tests/gpu/vllm_policies.py`.
+"""The vLLM engine under each policy on a GPU, scheduling ahead: `python tests/gpu/vllm_policies.py`.
 
-Prints one JSON object: a run for each policy and round, with the steps' own counts. Without `--model` a random
+Prints one JSON object: a run for each policy and round, with its counts. Without `--model` a random
 Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
 """
 
