@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from blend_core.engines.vllm.passed_options import check_passed_options
+from blend_core.engines.vllm.passed_options import check_passed_options, options_of_texts
 from blend_core.errors import ConfigurationError
 
 
@@ -77,8 +77,9 @@ class EngineSettings(_Group):
     @field_validator("vllm")
     @classmethod
     def _known_options(cls, value: dict[str, Any]) -> dict[str, Any]:
-        check_passed_options(value)
-        return value
+        options = options_of_texts(value)
+        check_passed_options(options)
+        return options
 
 
 class NightlySettings(_Group):

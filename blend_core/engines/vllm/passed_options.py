@@ -1,5 +1,6 @@
 """vLLM's own options that pass through to it, by vLLM's names; any other is refused by name."""
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -52,6 +53,23 @@ _SET_ELSEWHERE: Final = {
     "enable_lora": "`lora_adapters`",
     "device": "BLEND_ENGINE__DEVICE",
 }
+
+
+def options_of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with texts read as JSON where a value of another type is wanted: a variable is a text."""
+    return {
+        name: _read(value)
+        if isinstance(value, str) and str not in (PASSED_OPTIONS | OWN_OPTIONS).get(name, (str,))
+        else value
+        for name, value in options.items()
+    }
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def check_passed_options(options: Mapping[str, Any]) -> None:

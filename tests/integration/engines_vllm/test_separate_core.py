@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
-from blend_core.engines.base import RequestFinished, RequestsAdmitted, StepWindow
+from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted, StepWindow
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
@@ -60,12 +61,15 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
         (core,) = [one for one in group(pid) if "EngineCore" in " ".join(one.cmdline())]
         admitted: set[int] = set()
         events = process.run(Block32Source([request(seq, range(3, 9), LONG) for seq in range(8)]))
+
+        def take_and_kill(event: EngineEvent) -> None:
+            if isinstance(event, RequestsAdmitted):
+                admitted.update(event.seqs)
+            if isinstance(event, StepWindow) and core.is_running():
+                os.kill(core.pid, signal.SIGKILL)
+
         with pytest.raises(EngineDiedError, match="ended"):
-            for event in events:
-                if isinstance(event, RequestsAdmitted):
-                    admitted |= set(event.seqs)
-                if isinstance(event, StepWindow) and core.is_running():
-                    os.kill(core.pid, signal.SIGKILL)
+            deque(map(take_and_kill, events))
         assert admitted == set(range(8))
         deadline = time.monotonic() + 10
         while group(pid) and time.monotonic() < deadline:
