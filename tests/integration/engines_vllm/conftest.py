@@ -44,7 +44,12 @@ def engine(tiny_llama: Path) -> Iterator[VllmEngine]:
             tiny_llama,
             max_num_seqs=16,
             max_num_batched_tokens=128,
-            passed={"separate_core": False, "num_gpu_blocks_override": 25},
+            passed={
+                "separate_core": False,
+                "num_gpu_blocks_override": 25,
+                # A random model would write spaces for ever.
+                "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+            },
         )
     )
     opened.open()
