@@ -92,7 +92,7 @@ test-fast: $(STAMP) ## run the tests that start no service
 
 test-vllm: $(VLLM_STAMP) ## run the tests on the real vLLM, and those of its queue
 	$(VLLM_BIN)/python -m pytest -m "not bench" tests/integration/engines_vllm tests/unit/engines_vllm \
-	  $(PYTEST_ARGS)
+	  tests/e2e/test_vllm_night.py $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## kill every component 50 times in all while jobs run; FAULTS_ARGS="--seed 7" repeats a run
 	@PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS_ARGS)
