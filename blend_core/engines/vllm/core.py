@@ -89,7 +89,11 @@ class RemoteCore:
 
     def step(self) -> Iterator[Any]:
         """See `Core`."""
-        report: Report | None = self._remote.next_report(_REPORT_WAIT_S)
+        try:
+            report: Report | None = self._remote.next_report(_REPORT_WAIT_S)
+        except EngineDiedError:
+            yield from self._last_outputs()
+            raise
         try:
             if report is not None:
                 yield report
@@ -107,6 +111,14 @@ class RemoteCore:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
+
+    def _last_outputs(self) -> Iterator[Any]:
+        """Answers that the core sent before it ended."""
+        try:
+            while not self._llm_engine.engine_core.outputs_queue.empty():
+                yield from self._llm_engine.step()
+        except EngineDeadError:
+            return
 
     def _last_reports(self) -> Iterator[Report]:
         try:

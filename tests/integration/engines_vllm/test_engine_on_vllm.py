@@ -1,13 +1,21 @@
 """Events of runs on vLLM in this process: admissions, windows, withdrawals, revisions, bad requests."""
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
+
+from checked_policy import CheckedPolicy
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.errors import ConfigurationError, PlanError, RequestErrorCode
-from blend_core.policies.factory import POLICY_NAMES
+from blend_core.plan import Plan
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.factory import POLICY_NAMES, make_policy
 from blend_core.request import Request, SamplingParams
 from tests.integration.engines_vllm.vllm_runs import (
     BLOCK_SIZE,
@@ -22,8 +30,16 @@ LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
 MANY = 20_000
 
 
+def checked_policy(name: str, plan: Plan, limits: EngineLimits) -> CheckedPolicy:
+    """The named policy, checked at every call that vLLM's scheduler makes."""
+    return CheckedPolicy(make_policy(name, plan, limits), plan, limits)
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
-def test_windows_add_up_under_every_policy(engine: VllmEngine, policy: str) -> None:
+def test_windows_add_up_and_the_contract_holds_under_every_policy(
+    engine: VllmEngine, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blend_core.engines.vllm.control.make_policy", checked_policy)
     requests = random_requests(40)
     outcome = run_with_policy(engine, Block32Source(requests, policy=policy), policy)
 
