@@ -81,7 +81,7 @@ def test_schedule_asks_bool_then_peeks_then_pops(scheduler: Any) -> None:
             "request_queue.peek_request()",
             "                    num_tokens_past_hit,\n",
             "request = request_queue.pop_request()\n                self.deferred_waiting.discard",
-            "request.num_computed_tokens = num_computed_tokens",
+            "RequestStatus.RUNNING\n                request.num_computed_tokens = num_computed_tokens",
             "self.waiting.prepend_requests(step_skipped_waiting)",
         )
     ]
