@@ -95,12 +95,17 @@ class RemoteCore:
             yield from self._last_outputs()
             raise
         try:
-            if report is not None:
-                yield report
-                if isinstance(report, Stepped) and report.has_outputs:
+            if report is None:
+                if self._llm_engine.engine_core.outputs_queue.empty():
+                    return
+                # A step is reported before its outputs are sent: without a report, these are none of a step's,
+                # but of a request that the core could not even queue.
+                report = self._remote.next_report(0.0)
+                if report is None:
                     yield from self._llm_engine.step()
-            # What the core sends of its own accord, such as a request that it could not even queue.
-            while not self._llm_engine.engine_core.outputs_queue.empty():
+                    return
+            yield report
+            if isinstance(report, Stepped) and report.has_outputs:
                 yield from self._llm_engine.step()
         except EngineDeadError as error:
             # What it admitted last is what it may have died of.

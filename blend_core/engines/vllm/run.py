@@ -199,13 +199,13 @@ class Run:
         self._look_in_steps -= 1
         for item in self._core.step():
             if isinstance(item, Admitted):
-                yield self._admit(item)
+                yield from self._admit(item)
             elif isinstance(item, Stepped):
                 yield from self._count(item)
             elif item.finished:
                 yield from self._end(int(item.request_id), item)
 
-    def _admit(self, report: Admitted) -> RequestsAdmitted:
+    def _admit(self, report: Admitted) -> Iterator[EngineEvent]:
         now, now_s = self._now(), self._elapsed()
         for seq in report.seqs:
             request = self._queued.pop(seq, None)
@@ -215,7 +215,9 @@ class Run:
                 if self._timeout_s is not None:
                     self._deadlines[seq] = now_s + self._timeout_s
         self._look_in_steps = 0
-        return RequestsAdmitted(report.seqs)
+        known = tuple(seq for seq in report.seqs if seq in self._started)
+        if known:
+            yield RequestsAdmitted(known)
 
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
         record = report.record()
