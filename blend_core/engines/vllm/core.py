@@ -98,7 +98,7 @@ class RemoteCore:
             if report is None:
                 if self._llm_engine.engine_core.outputs_queue.empty():
                     return
-                # A step is reported before its outputs are sent: without a report, these are none of a step's,
+                # A step is reported before its outputs are sent: without a report these are none of a step,
                 # but of a request that the core could not even queue.
                 report = self._remote.next_report(0.0)
                 if report is None:
