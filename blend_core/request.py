@@ -19,6 +19,7 @@ class SamplingParams:
         seed: None draws from the run's own generator.
         stop: strings that end the answer; they are cut from its text.
         ignore_eos: generate on after an end-of-sequence token.
+        json_schema: the JSON schema, as JSON, that the answer keeps to; None lets it be any text.
     """
 
     max_tokens: int
@@ -29,6 +30,7 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    json_schema: str | None = None
 
     @property
     def has_preset_length(self) -> bool:
@@ -45,11 +47,13 @@ class Request:
         seq: number of the request in its job, from 0.
         prompt_token_ids: `(num_prompt_tokens,)` int32, never empty, read-only.
         sampling: how the answer is sampled.
+        lora_adapter: name of the LoRA adapter that answers; None for the model itself.
     """
 
     seq: int
     prompt_token_ids: npt.NDArray[np.int32]
     sampling: SamplingParams
+    lora_adapter: str | None = None
 
     @property
     def num_prompt_tokens(self) -> int:

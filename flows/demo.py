@@ -107,7 +107,12 @@ def demo_job(s3_uri: str, size: DemoSize) -> BatchJobSpec:
 
 def mmlu_prompts() -> list[str]:
     """5-shot questions of eight subjects: those of a subject share a long prefix."""
-    return [part["examples"] + question for part in _read("mmlu.json") for question in part["questions"]]
+    return [examples + question for examples, question in mmlu_shots()]
+
+
+def mmlu_shots() -> list[tuple[str, str]]:
+    """The same, the five examples and the question apart."""
+    return [(part["examples"], question) for part in _read("mmlu.json") for question in part["questions"]]
 
 
 def gsm8k_questions() -> list[str]:

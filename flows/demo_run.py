@@ -90,7 +90,7 @@ def run_demo(wiring: Wiring, progress: Progress, size: DemoSize) -> DemoOutcome:
         wiring.database,
         wiring.objects,
         job_id,
-        wiring.model_spec(spec.model),
+        wiring.model_spec(spec),
         load_device_profile(WHAT_IF_DEVICE),
     )
     num_s3, num_postgres = _source_counts(wiring, job_id)

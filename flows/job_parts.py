@@ -4,11 +4,13 @@
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from blend_core.engines.vllm.passed_options import check_passed_options
+from blend_core.errors import ConfigurationError
 from flows.dates import check_placeholders, check_query_placeholders
 
 
@@ -36,6 +38,14 @@ class Policy(StrEnum):
     DFS = "dfs"
     FCFS = "fcfs"
     RANDOM = "random"
+
+
+class EngineName(StrEnum):
+    """What computes a job's answers."""
+
+    AUTO = "auto"
+    VLLM = "vllm"
+    TORCH = "torch"
 
 
 class DuplicateRule(StrEnum):
@@ -179,6 +189,21 @@ class JobOptions(JobPart):
         "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
         "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
     )
+    engine: EngineName = Field(
+        EngineName.AUTO,
+        description="`vllm`, `torch`, or `auto`: as BLEND_ENGINE__NAME says, which is vLLM where it is there",
+    )
+    vllm: dict[str, Any] = Field(
+        default_factory=dict,
+        title="vLLM options",
+        description="options of vLLM's own by its names, over those of the machine, and `lora_adapters` "
+        "(docs/vllm.md)",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        title="Chat template arguments",
+        description="variables of the model's chat template, for requests that do not set them",
+    )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
         256,
         title="Longest answer",
@@ -207,3 +232,14 @@ class JobOptions(JobPart):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         0, description="seed of sampling and of the choice of length samples, 0 or more"
     )
+
+    @field_validator("vllm")
+    @classmethod
+    def _known_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            check_passed_options(value)
+        except ConfigurationError as error:
+            raise PydanticCustomError(
+                "vllm_option", "{message}", {"message": str(error).rstrip(".")}
+            ) from None
+        return value

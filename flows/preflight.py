@@ -53,14 +53,15 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     """Checks what the engine of a job would be opened with.
 
     Raises:
-        ConfigurationError: the device is not there, there are fewer than ranks, the device profile is
-            unknown, or the model cannot be served.
+        ConfigurationError: the engine that is asked for cannot serve here, the device is not there, there are
+            fewer than ranks, its profile is unknown, or the model cannot be served.
     """
     wiring.models.resolve(spec.model)
     wiring.device_profile()
-    _check_device(wiring.settings.engine.device)
+    if not wiring.serving(spec).is_vllm:
+        _check_device(wiring.settings.engine.device)
     wiring.rank_devices(spec)
-    wiring.model_spec(spec.model)
+    wiring.model_spec(spec)
 
 
 def _check_device(name: str) -> None:

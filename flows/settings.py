@@ -5,11 +5,12 @@ Variables start with `BLEND_`; a nested value is reached with two underscores (`
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from blend_core.engines.vllm.passed_options import check_passed_options, options_of_texts
 from blend_core.errors import ConfigurationError
 
 
@@ -36,13 +37,22 @@ class ObjectStoreSettings(_Group):
 
 
 class EngineSettings(_Group):
-    """How the torch engine uses this machine."""
+    """How engines use this machine."""
 
-    device: str = Field("cpu", description="torch device: `cpu`, `cuda`, `cuda:1`")
+    name: Literal["auto", "torch", "vllm"] = Field(
+        "auto",
+        description="`vllm`, `torch`, or `auto`: vLLM where it is there for the device, else torch",
+    )
+    device: str = Field("cpu", description="device: `cpu`, `cuda`, `cuda:1`")
     device_profile: str = Field("cpu", description="device profile by name or path of a TOML file")
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="weights and KV")
-    kv_gib: Annotated[float, Field(gt=0)] = Field(1.0, description="memory of the KV cache in GiB")
-    block_size: Annotated[int, Field(ge=1, le=512)] = Field(16, description="tokens of a KV block")
+    kv_gib: Annotated[float, Field(gt=0)] = Field(
+        1.0,
+        description="memory of the KV cache in GiB; vLLM on a GPU goes by `gpu_memory_utilization`",
+    )
+    block_size: Annotated[int, Field(ge=1, le=512)] = Field(
+        16, description="tokens of a KV block; vLLM on a CPU takes the next multiple of 32"
+    )
     max_num_seqs: Annotated[int, Field(ge=1)] = Field(64, description="requests in flight at most")
     max_num_batched_tokens: Annotated[int, Field(ge=16)] = Field(512, description="tokens of a step at most")
     num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads; 0 takes every core")
@@ -58,6 +68,18 @@ class EngineSettings(_Group):
     restart_delay_s: Annotated[float, Field(ge=0)] = Field(
         1.0, description="pause before the first restart; doubles with every further one, up to a minute"
     )
+    vllm: dict[str, Any] = Field(
+        default_factory=dict,
+        description="options of vLLM's own by its names, as BLEND_ENGINE__VLLM__TENSOR_PARALLEL_SIZE "
+        "([docs/vllm.md](docs/vllm.md))",
+    )
+
+    @field_validator("vllm")
+    @classmethod
+    def _known_options(cls, value: dict[str, Any]) -> dict[str, Any]:
+        options = options_of_texts(value)
+        check_passed_options(options)
+        return options
 
 
 class NightlySettings(_Group):

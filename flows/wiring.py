@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.torch.factory import make_torch_engine
 from blend_core.engines.torch.options import TorchEngineOptions
+from blend_core.engines.vllm.factory import make_vllm_engine
+from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.errors import ConfigurationError
 from blend_core.model_store import ModelStore
 from blend_core.policies.base import EngineLimits
-from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile, load_model_spec
+from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile
 from flows.job_spec import BatchJobSpec
 from flows.rank_devices import rank_devices, threads_of_rank
+from flows.serving import Serving
 from flows.settings import Settings
 from storage.database import Database
 from storage.objects import ObjectStore, ObjectStoreOptions
@@ -119,13 +123,21 @@ class Wiring:
             urls[name.lower()] = urls[name.upper()] = url.get_secret_value()
         return urls
 
-    def model_spec(self, model: str) -> ModelSpec:
-        """Sizes of a model in the element type that the engine will serve it in.
+    def serving(self, spec: BatchJobSpec) -> Serving:
+        """Which engine serves a job, and how.
+
+        Raises:
+            ConfigurationError: the engine that is asked for cannot serve here.
+        """
+        return Serving.of(self.settings.engine, spec.options)
+
+    def model_spec(self, spec: BatchJobSpec) -> ModelSpec:
+        """Sizes of a job's model in the element type that the engine will serve it in.
 
         Raises:
             ConfigurationError: the model is not known, or the formulas do not cover it.
         """
-        return load_model_spec(self.models.resolve(model), self._serving_dtype(), name=model)
+        return self.serving(spec).model_spec(self.models.resolve(spec.model), spec.model)
 
     def device_profile(self) -> DeviceProfile:
         """The device that is planned for and that windows are reckoned with.
@@ -135,16 +147,9 @@ class Wiring:
         """
         return load_device_profile(self.settings.engine.device_profile)
 
-    def engine_limits(self, model: ModelSpec) -> EngineLimits:
-        """What the engine of this process will be opened with."""
-        engine = self.settings.engine
-        bytes_per_block = engine.block_size * model.kv_bytes_per_token
-        return EngineLimits(
-            block_size=engine.block_size,
-            num_blocks=self._kv_capacity_bytes // bytes_per_block,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-        )
+    def engine_limits(self, spec: BatchJobSpec, model: ModelSpec) -> EngineLimits:
+        """What the engine of a job will be opened with in this process."""
+        return self.serving(spec).limits(model, self.device_profile())
 
     def rank_devices(self, spec: BatchJobSpec) -> tuple[str, ...]:
         """The device of each rank of a job.
@@ -152,7 +157,8 @@ class Wiring:
         Raises:
             ConfigurationError: the job asks for more ranks than there are devices.
         """
-        return rank_devices(self.settings.engine.device, spec.options.ranks)
+        num_devices = self.serving(spec).num_devices
+        return rank_devices(self.settings.engine.device, spec.options.ranks, num_devices)
 
     def engine(
         self, spec: BatchJobSpec, rank: int, devices: Sequence[str], held_files: Sequence[int] = ()
@@ -168,38 +174,25 @@ class Wiring:
         Raises:
             ConfigurationError: the model is not known, or an option makes no sense.
         """
-        engine = self.settings.engine
-        options = TorchEngineOptions(
-            model_folder=str(self.models.resolve(spec.model)),
-            policy=spec.options.policy.value,
-            device_profile=self.device_profile(),
-            dtype=engine.dtype,
-            device=devices[rank],
-            block_size=engine.block_size,
-            kv_capacity_bytes=self._kv_capacity_bytes,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            num_threads=engine.num_threads or threads_of_rank(devices[rank], devices),
-            seed=spec.options.seed + rank,
-            request_timeout_s=spec.options.request_timeout_s,
-        )
-        return EngineProcess(partial(make_torch_engine, options), held_files)
-
-    @property
-    def _kv_capacity_bytes(self) -> int:
-        return int(self.settings.engine.kv_gib * (1 << 30))
-
-    def _serving_dtype(self) -> str:
-        """What `auto` comes to on the engine's device."""
-        engine = self.settings.engine
-        if engine.dtype != "auto":
-            return engine.dtype
-        # Only here: a process that plans for an explicit dtype needs no torch.
-        import torch
-
-        from blend_core.engines.torch.linear import native_dtype
-
-        return str(native_dtype(torch.device(engine.device))).removeprefix("torch.")
+        engine, serving = self.settings.engine, self.serving(spec)
+        common: dict[str, Any] = {
+            "model_folder": str(self.models.resolve(spec.model)),
+            "policy": spec.options.policy.value,
+            "device_profile": self.device_profile(),
+            "dtype": engine.dtype,
+            "device": devices[rank],
+            "block_size": serving.block_size,
+            "kv_capacity_bytes": serving.kv_capacity_bytes,
+            "max_num_seqs": engine.max_num_seqs,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "num_threads": engine.num_threads or threads_of_rank(devices[rank], devices),
+            "seed": spec.options.seed + rank,
+            "request_timeout_s": spec.options.request_timeout_s,
+        }
+        if serving.is_vllm:
+            vllm_options = VllmEngineOptions(**common, passed=serving.vllm_options)
+            return EngineProcess(partial(make_vllm_engine, vllm_options), held_files)
+        return EngineProcess(partial(make_torch_engine, TorchEngineOptions(**common)), held_files)
 
     def close(self) -> None:
         """Closes connections. Idempotent."""

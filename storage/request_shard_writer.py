@@ -150,6 +150,8 @@ class RequestShardWriter:
             "seed": [params.seed for params in sampling],
             "stop": [[text.encode(errors="surrogatepass") for text in params.stop] for params in sampling],
             "ignore_eos": [params.ignore_eos for params in sampling],
+            "json_schema": [params.json_schema for params in sampling],
+            "lora_adapter": [request.lora_adapter for request in requests],
             "body": self._bodies,
         }
         table = pa.Table.from_pydict(columns, schema=SHARD_SCHEMA)

@@ -22,6 +22,8 @@ SHARD_SCHEMA = pa.schema(
         # Bytes, since a stop string may hold half a character, which Arrow's text cannot.
         pa.field("stop", pa.list_(pa.binary()), nullable=False),
         pa.field("ignore_eos", pa.bool_(), nullable=False),
+        pa.field("json_schema", pa.string()),
+        pa.field("lora_adapter", pa.string()),
         pa.field("body", pa.binary(), nullable=False),
     ]
 )
@@ -81,11 +83,17 @@ class Shard:
             name: self._columns[name][row].as_py()
             for name in ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "seed", "ignore_eos")
         }
+        # A shard of an earlier version has no such columns.
+        json_schema, lora_adapter = (
+            self._columns[name][row].as_py() if name in self._columns else None
+            for name in ("json_schema", "lora_adapter")
+        )
         stop = tuple(text.decode(errors="surrogatepass") for text in self._columns["stop"][row].as_py())
         # A copy: it must outlive the mapped file, and is small.
         tokens = self.tokens[self.offsets[row] : self.offsets[row + 1]].copy()
         tokens.flags.writeable = False
-        return Request(int(self.seq[row]), tokens, SamplingParams(stop=stop, **values))
+        sampling = SamplingParams(stop=stop, json_schema=json_schema, **values)
+        return Request(int(self.seq[row]), tokens, sampling, lora_adapter)
 
     def body(self, row: int) -> bytes:
         """The bytes it came from."""

@@ -1,9 +1,10 @@
 """`blend bench`: measure parts of the platform on this machine."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from blend_core.errors import ConfigurationError
 from flows.cli import bench_studies
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 
@@ -18,21 +19,49 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def engine(
-    model: Annotated[str, typer.Option(help="Model by name or folder.")] = "smollm2-135m",
-    num_requests: Annotated[int, typer.Option("--requests", min=8, help="Requests of the mixed file.")] = 128,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model by name or folder. Default: smollm2-135m; for vllm a random Llama made on the spot."
+        ),
+    ] = None,
+    num_requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=8, help="Requests of the mixed file. Default: 128; for vllm 424."),
+    ] = None,
+    name: Annotated[
+        Literal["torch", "vllm"], typer.Option("--engine", help="The engine that is measured.")
+    ] = "torch",
+    versus: Annotated[
+        Literal["run-batch"] | None,
+        typer.Option(help="Beside vLLM's own batch runner; what --engine vllm does in any case."),
+    ] = None,
+    num_rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="Rounds of --versus; every way runs once in each.")
+    ] = 7,
     json: Json = False,
 ) -> None:
-    """Measure the torch engine under each policy.
+    """Measure an engine under each policy.
 
     Runs one mixed file under fcfs, dfs, dual_scan and density_matched with scarce KV.
 
     The file has long shared prefixes with short answers and short prompts with long answers, shuffled. Engine
     settings are the same for every policy. Needs no services.
 
+    With --engine vllm the same file goes through `vllm run-batch`, too, with scarce KV and with ample, in
+    rounds that take turns, each run in a process of its own.
+
     \b
     Example:
       blend bench engine --json
+      blend bench engine --engine vllm --versus run-batch
     """
+    if name == "vllm":
+        _versus(model, num_requests, num_rounds, json=json)
+        return
+    if versus is not None:
+        raise ConfigurationError("--versus run-batch measures vLLM; give --engine vllm with it.")
+    model, num_requests = model or "smollm2-135m", num_requests or 128
     from dataclasses import asdict
 
     from flows.bench.engine import run_engine_bench
@@ -56,6 +85,49 @@ def engine(
                 run.num_preempted,
             )
             for run in figures.policies
+        ],
+    )
+
+
+def _versus(model: str | None, num_requests: int | None, num_rounds: int, *, json: bool) -> None:
+    from dataclasses import asdict
+
+    from flows.bench.versus import RANDOM_MODEL, run_versus_bench
+    from flows.settings import load_settings
+
+    figures = run_versus_bench(load_settings(), model or RANDOM_MODEL, num_requests or 424, num_rounds, tell)
+    if json:
+        print_json(asdict(figures))
+        return
+    print_line(f"engine {figures.engine}, model {figures.model}, medians of {num_rounds} rounds")
+    print_table(
+        (
+            "KV",
+            "blocks",
+            "run",
+            "output tokens/s",
+            "to run-batch",
+            "process, s",
+            "prefix sharing",
+            "preempted",
+            "added",
+        ),
+        [
+            (
+                setting.kv,
+                setting.kv_blocks,
+                run.name,
+                "{:,.0f} ({:,.0f} to {:,.0f})".format(
+                    run.output_tokens_per_s, *run.output_tokens_per_s_range
+                ),
+                "{:.2f}x ({:.2f} to {:.2f})".format(run.ratio_to_run_batch, *run.ratio_range),
+                f"{run.process_s:.1f}",
+                f"{run.prefix_sharing:.1%}",
+                run.num_preempted,
+                f"{run.added_s_per_step * 1e3:.3f} ms",
+            )
+            for setting in figures.settings
+            for run in setting.runs
         ],
     )
 

@@ -187,6 +187,8 @@ def plan(
     from flows.dry_run.plan_report import PlanReport, plan_json, plan_text
     from flows.dry_run.target import own_target, target_of
     from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of, requests_that_fit
+    from flows.job_parts import JobOptions
+    from flows.serving import Serving
     from flows.settings import load_settings
 
     settings = load_settings()
@@ -200,7 +202,7 @@ def plan(
         else read_source(settings, source or "", options, note)
     )
     target = (
-        own_target(asked.model, profile, settings.engine)
+        own_target(asked.model, profile, Serving.of(settings.engine, JobOptions()))
         if device is None
         else target_of(asked.model, profile, settings.engine.block_size)
     )

@@ -147,6 +147,7 @@ def report(
     """
     from blend_core.specs import ModelSpec, load_device_profile
     from flows.cli.services import connected
+    from flows.job_spec import parse_job
     from flows.report import build_report
     from flows.report_format import density_plot, report_text
     from storage.jobs import get_job
@@ -156,7 +157,7 @@ def report(
         device = load_device_profile(what_if)
         model: ModelSpec | None = None
         try:
-            model = wiring.model_spec(job.model)
+            model = wiring.model_spec(parse_job(job.spec, origin=job_id))
         except ConfigurationError as error:
             tell(f"Told without --what-if: {error}")
         built = build_report(wiring.database, wiring.objects, job_id, model, device)

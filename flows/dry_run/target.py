@@ -7,7 +7,7 @@ from blend_core.errors import ConfigurationError
 from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
-from flows.settings import EngineSettings
+from flows.serving import Serving
 
 LARGE_NUM_SEQS: Final = 1024
 """Requests in flight at most on a device that is not the engine's own."""
@@ -38,11 +38,11 @@ class Target:
     tensor_parallel: int
 
 
-def own_target(model: ModelSpec, device: DeviceProfile, engine: EngineSettings) -> Target:
+def own_target(model: ModelSpec, device: DeviceProfile, serving: Serving) -> Target:
     """Returns the engine of this installation as it would be opened; the profile gets its KV."""
-    device = replace(device, kv_capacity_bytes=engine.kv_gib * 2**30)
-    limits = _limits(model, device, engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens)
-    return Target(model, device, limits, tensor_parallel=1)
+    if serving.kv_capacity_bytes is not None:
+        device = replace(device, kv_capacity_bytes=float(serving.kv_capacity_bytes))
+    return Target(model, device, serving.limits(model, device), tensor_parallel=1)
 
 
 def target_of(model: ModelSpec, device: DeviceProfile, block_size: int) -> Target:

@@ -34,6 +34,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
         sampling: complete, except that `max_tokens` may still be more than the context has room for.
         body: the bytes that it came from.
         prompt_template: key of what it has in common with requests whose answers are likely to be alike.
+        lora_adapter: name of the LoRA adapter that is to answer.
     """
 
     custom_id: str | None
@@ -46,6 +47,7 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     sampling: SamplingParams
     body: bytes
     prompt_template: str
+    lora_adapter: str | None = None
 
 
 class SourceItem(msgspec.Struct, frozen=True, gc=False):

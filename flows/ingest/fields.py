@@ -14,11 +14,14 @@ from flows.ingest.prompts import read_messages, read_prompt
 from flows.ingest.values import (
     read_bool,
     read_int,
+    read_lora_adapter,
     read_max_tokens,
     read_model,
     read_number,
     read_object,
+    read_response_format,
     read_stop,
+    read_structured_outputs,
     read_top_k,
     read_top_p,
 )
@@ -125,6 +128,25 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     _read("stop", _BOTH, "a string or a list of up to 4 strings, none empty", read_stop),
     _read("ignore_eos", _BOTH, "true or false", read_bool),
     _read("chat_template_kwargs", _CHAT, "an object; more variables of the chat template", read_object),
+    _read(
+        "response_format",
+        _BOTH,
+        "an object whose `type` is `text`, `json_object` or `json_schema` (with `json_schema.schema`); JSON "
+        "needs the engine `vllm`",
+        read_response_format,
+    ),
+    _read(
+        "structured_outputs",
+        _BOTH,
+        'vLLM\'s form of the same, an object {"json": a JSON schema}; needs the engine `vllm`',
+        read_structured_outputs,
+    ),
+    _read(
+        "lora_adapter",
+        _BOTH,
+        "the name of one of the job's LoRA adapters, which `model` may name, too; needs the engine `vllm`",
+        read_lora_adapter,
+    ),
     _ignored("user", _BOTH, "anything", _accept_anything),
     _ignored("metadata", _BOTH, "anything", _accept_anything),
     _ignored("store", _BOTH, "anything", _accept_anything),
@@ -141,7 +163,6 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     _ignored("repetition_penalty", _BOTH, "1", _only(1)),
     _ignored("min_p", _BOTH, "0", _only(0)),
     _ignored("logit_bias", _BOTH, "an empty object", _only({})),
-    _ignored("response_format", _BOTH, 'an object {"type": "text"}', _only({"type": "text"})),
     _ignored("modalities", _CHAT, 'a list ["text"]', _only(["text"])),
     _ignored("tool_choice", _CHAT, '"none"', _only("none")),
     _ignored("best_of", _COMPLETIONS, "1", _only(1)),

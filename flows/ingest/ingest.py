@@ -171,7 +171,7 @@ def _fit(
         )
     if sampling.max_tokens > room:
         sampling = replace(sampling, max_tokens=room)
-    return Request(seq, token_ids, sampling)
+    return Request(seq, token_ids, sampling, draft.lora_adapter)
 
 
 def _write_request(

@@ -3,7 +3,8 @@
 import json
 import re
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -40,12 +41,18 @@ class ParseOptions:
         strict_model: a request that asks for another model is at fault.
         default_max_tokens: of a request that does not say.
         max_line_bytes: longest line that is read.
+        chat_template_kwargs: variables of the chat template, for requests that do not set them.
+        keeps_schemas: the engine can keep answers to a JSON schema; where not, asking for it is a fault.
+        lora_adapters: names that a request may ask for; None leaves them unchecked.
     """
 
     model: str
     strict_model: bool = False
     default_max_tokens: int = 256
     max_line_bytes: int = 8 << 20
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    keeps_schemas: bool = True
+    lora_adapters: frozenset[str] | None = None
 
 
 def is_blank(line: bytes) -> bool:
@@ -97,7 +104,8 @@ def parse_fields(fields: dict[str, Any], line: bytes, options: ParseOptions) -> 
         model = values.get("model")
         if model is not None:
             known["model"] = model
-            if options.strict_model and model != options.model:
+            is_adapter = model in (options.lora_adapters or ())
+            if options.strict_model and model != options.model and not is_adapter:
                 raise RequestError(
                     f"The request asks for another model than the job's, {options.model}.",
                     RequestErrorCode.MODEL_MISMATCH,
@@ -225,8 +233,9 @@ def _draft(
 ) -> Draft:
     messages = values.get("messages")
     prompt = values.get("prompt")
-    sampling = _sampling(values, options.default_max_tokens)
-    template_kwargs = values.get("chat_template_kwargs", {})
+    sampling = _sampling(values, options)
+    template_kwargs = {**options.chat_template_kwargs, **values.get("chat_template_kwargs", {})}
+    lora_adapter = _lora_adapter(values, options)
     if messages is not None:
         prompt_template = chat_key(endpoint.value, messages, template_kwargs, sampling)
     elif prompt is not None:
@@ -245,10 +254,37 @@ def _draft(
         sampling=sampling,
         body=line,
         prompt_template=prompt_template,
+        lora_adapter=lora_adapter,
     )
 
 
-def _sampling(values: dict[str, Any], default_max_tokens: int) -> SamplingParams:
+def _lora_adapter(values: dict[str, Any], options: ParseOptions) -> str | None:
+    """The adapter that a request names by itself, or as its model, as vLLM's own server takes it."""
+    known, named, model = options.lora_adapters, values.get("lora_adapter"), values.get("model")
+    if named is None:
+        return model if known is not None and model in known else None
+    if known is not None and named not in known:
+        raise RequestError(
+            f"The job has no LoRA adapter {quoted(named)}; name it in `options.vllm.lora_adapters`.",
+            RequestErrorCode.UNKNOWN_LORA_ADAPTER,
+        )
+    return str(named)
+
+
+def _json_schema(values: dict[str, Any], options: ParseOptions) -> str | None:
+    schema, other = values.get("response_format"), values.get("structured_outputs")
+    if schema is not None and other is not None and schema != other:
+        raise invalid_value("`response_format` and `structured_outputs` differ; give one of them.")
+    schema = schema or other
+    if schema is not None and not options.keeps_schemas:
+        raise RequestError(
+            "Answers by a JSON schema need the engine `vllm`, and this job runs on `torch`.",
+            RequestErrorCode.UNSUPPORTED_VALUE,
+        )
+    return schema
+
+
+def _sampling(values: dict[str, Any], options: ParseOptions) -> SamplingParams:
     max_tokens = values.get("max_tokens")
     newer_name = values.get("max_completion_tokens")
     if max_tokens is not None and newer_name is not None and max_tokens != newer_name:
@@ -256,7 +292,7 @@ def _sampling(values: dict[str, Any], default_max_tokens: int) -> SamplingParams
             "`max_tokens` and `max_completion_tokens` differ; give one of them.",
             RequestErrorCode.INVALID_MAX_TOKENS,
         )
-    max_tokens = max_tokens or newer_name or default_max_tokens
+    max_tokens = max_tokens or newer_name or options.default_max_tokens
     min_tokens = values.get("min_tokens", 0)
     if min_tokens > max_tokens:
         raise invalid_value(f"`min_tokens` is more than the {max_tokens} of `max_tokens`.")
@@ -269,4 +305,5 @@ def _sampling(values: dict[str, Any], default_max_tokens: int) -> SamplingParams
         seed=values.get("seed"),
         stop=values.get("stop", ()),
         ignore_eos=values.get("ignore_eos", False),
+        json_schema=_json_schema(values, options),
     )

@@ -48,5 +48,7 @@ def completion_key(endpoint: str, prompt: str | Sequence[int], sampling: Samplin
 def _key(shared: tuple[Any, ...], sampling: SamplingParams) -> str:
     # A stop string may hold half a character, which is no JSON text.
     stop = [text.encode(errors="surrogatepass") for text in sampling.stop]
-    shape = (sampling.max_tokens, sampling.min_tokens, stop, sampling.ignore_eos)
+    shape: tuple[Any, ...] = (sampling.max_tokens, sampling.min_tokens, stop, sampling.ignore_eos)
+    if sampling.json_schema is not None:
+        shape = (*shape, sampling.json_schema)
     return hashlib.sha256(_encode((shared, shape))).hexdigest()[:_KEY_DIGITS]

@@ -199,5 +199,6 @@ def _row_template(source: RowSource, options: ParseOptions) -> RowTemplate:
             id_column=source.id_column or None,
             max_tokens=source.max_tokens or options.default_max_tokens,
             temperature=source.temperature,
+            chat_template_kwargs=options.chat_template_kwargs,
         )
     )

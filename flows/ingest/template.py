@@ -5,7 +5,7 @@ import decimal
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
@@ -39,6 +39,7 @@ class TemplateOptions:
         id_column: column that becomes `custom_id`, or None.
         max_tokens: longest answer.
         temperature: 0 is greedy.
+        chat_template_kwargs: variables of the model's chat template.
     """
 
     prompt: str
@@ -46,6 +47,7 @@ class TemplateOptions:
     id_column: str | None
     max_tokens: int
     temperature: float
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Missing(jinja2.StrictUndefined):
@@ -172,7 +174,7 @@ class RowTemplate:
             endpoint=Endpoint.CHAT_COMPLETIONS,
             model=None,
             messages=messages,
-            template_kwargs={},
+            template_kwargs=dict(options.chat_template_kwargs),
             prompt=None,
             prompt_token_ids=None,
             sampling=self._sampling,

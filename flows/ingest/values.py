@@ -6,6 +6,8 @@ JSON's `true` is never a number here, and a whole number written as `1.0` is not
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from blend_core.errors import RequestError, RequestErrorCode
 
 _MAX_MODEL_CHARS = 512
@@ -81,6 +83,52 @@ def read_max_tokens(name: str, value: object) -> int:
             f"`{name}` must be an integer from 1 to {_MAX_TOKENS}; leave it out for the job's default.",
             RequestErrorCode.INVALID_MAX_TOKENS,
         )
+    return value
+
+
+def read_response_format(name: str, value: object) -> str | None:
+    """The JSON schema, as JSON, that `response_format` asks for; None where it asks for text."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return '{"type":"object"}'
+    if kind != "json_schema" or not isinstance(value, dict):
+        raise RequestError(
+            f"`{name}` must be an object whose `type` is text, json_object or json_schema.",
+            RequestErrorCode.UNSUPPORTED_VALUE,
+        )
+    described = value.get("json_schema")
+    return _json_schema(
+        f"{name}.json_schema.schema", described.get("schema") if isinstance(described, dict) else None
+    )
+
+
+def read_structured_outputs(name: str, value: object) -> str:
+    """The JSON schema, as JSON, of vLLM's own field; of the ways that it knows only `json`."""
+    if not isinstance(value, dict) or set(value) != {"json"}:
+        raise RequestError(
+            f"`{name}` must be an object that has `json`, a JSON schema, and nothing else.",
+            RequestErrorCode.UNSUPPORTED_VALUE,
+        )
+    return _json_schema(f"{name}.json", value["json"])
+
+
+def _json_schema(name: str, value: object) -> str:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        raise RequestError(f"`{name}` must be a JSON schema, an object.", RequestErrorCode.INVALID_SCHEMA)
+    return msgspec.json.encode(value).decode()
+
+
+def read_lora_adapter(name: str, value: object) -> str:
+    """The name of a LoRA adapter."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_MODEL_CHARS:
+        raise invalid_value(f"`{name}` must be a name of up to {_MAX_MODEL_CHARS} characters.")
     return value
 
 

@@ -34,6 +34,7 @@ def ingest_job(context: JobContext) -> str:
         StorageError: requests cannot be written.
     """
     wiring, spec = context.wiring, context.spec
+    serving = wiring.serving(spec)
     counts = IngestCounts()
 
     def on_progress(so_far: IngestCounts) -> None:
@@ -47,6 +48,9 @@ def ingest_job(context: JobContext) -> str:
         model=spec.model,
         strict_model=spec.options.strict_model,
         default_max_tokens=spec.options.default_max_tokens,
+        chat_template_kwargs=spec.options.chat_template_kwargs,
+        keeps_schemas=serving.is_vllm,
+        lora_adapters=frozenset(serving.lora_adapters),
     )
     database, job_id = wiring.database, context.job_id
     only_new = on_complete = None
@@ -75,7 +79,7 @@ def ingest_job(context: JobContext) -> str:
             Tokenizer(wiring.models.resolve(spec.model)),
             rows,
             shards,
-            max_model_len=wiring.model_spec(spec.model).max_model_len,
+            max_model_len=serving.max_model_len(wiring.model_spec(spec)),
             fail_job_on_duplicate=spec.options.on_duplicate is DuplicateRule.JOB,
             on_progress=on_progress,
             used_ids=iter_used_ids(database, job_id, kept.num_items),

@@ -88,14 +88,14 @@ def plan_revision(
         revision: its number.
     """
     wiring, options = context.wiring, context.spec.options
-    model, device = wiring.model_spec(context.spec.model), wiring.device_profile()
+    model, device = wiring.model_spec(context.spec), wiring.device_profile()
     plan = build_plan(
         requests,
         model,
         device,
         PlanConfig(
             policy=options.policy.value,
-            block_size=wiring.settings.engine.block_size,
+            block_size=wiring.serving(context.spec).block_size,
             seed=options.seed,
             max_num_batched_tokens=wiring.settings.engine.max_num_batched_tokens,
         ),
@@ -104,7 +104,7 @@ def plan_revision(
         priors,
     )
     if len(plan) <= MAX_SIMULATED_REQUESTS:
-        # The torch engine computes one thing after the other, so nothing overlaps.
+        # Neither engine computes attention beside matrix products, so nothing overlaps.
         expected = simulate(
             requests,
             _expected_lengths(requests, plan),
@@ -112,7 +112,7 @@ def plan_revision(
             plan.policy,
             model,
             device,
-            wiring.engine_limits(model),
+            wiring.engine_limits(context.spec, model),
             overlap=False,
         )
         plan = with_simulation(plan, expected)
@@ -123,8 +123,8 @@ def plan_revision(
 def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestArrays:
     """Gives requests that no order can fit into the KV cache an error row; returns the others."""
     wiring = context.wiring
-    model = wiring.model_spec(context.spec.model)
-    limits = wiring.engine_limits(model)
+    model = wiring.model_spec(context.spec)
+    limits = wiring.engine_limits(context.spec, model)
     capacity = limits.num_blocks * limits.block_size
     # The last token of an answer is never read, so it needs no KV.
     longest = requests.num_prompt_tokens + requests.max_tokens.astype(np.int64)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestsAdmitted, RequestSource
 from blend_core.engines.torch.factory import make_torch_engine
 from blend_core.engines.torch.options import TorchEngineOptions
+from blend_core.engines.vllm.factory import make_vllm_engine
+from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.plan import Plan
 from blend_core.request import Request
 
@@ -22,6 +24,11 @@ RAISES = 666_003
 def make_faulty_engine(options: TorchEngineOptions) -> Engine:
     """The engine, not opened yet."""
     return FaultyEngine(make_torch_engine(options))
+
+
+def make_faulty_vllm_engine(options: VllmEngineOptions) -> Engine:
+    """The same around vLLM."""
+    return FaultyEngine(make_vllm_engine(options))
 
 
 class FaultyEngine:

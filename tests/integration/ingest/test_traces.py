@@ -70,7 +70,7 @@ def test_a_file_reconciles(
     job_id = create_job(db, name=name, model="tiny", spec={})
     spec = BatchJobSpec(s3=[entry.uri])
     counts = ingest(
-        read_sources(spec, objects, {}, ParseOptions("tiny")),
+        read_sources(spec, objects, {}, ParseOptions("tiny", keeps_schemas=False)),
         Tokenizer(model_folder),
         RequestWriter(db, job_id),
         RequestShardWriter(objects, Run("run", job_id, 1)),

@@ -7,6 +7,8 @@ import pytest
 from blend_core.errors import ConfigurationError
 from blend_core.specs import DeviceProfile, load_device_profile, model_spec_preset
 from flows.dry_run.target import own_target, target_of
+from flows.job_parts import JobOptions
+from flows.serving import Serving
 from flows.settings import EngineSettings
 
 
@@ -59,7 +61,7 @@ def test_a_model_for_no_number_of_devices_is_refused() -> None:
 
 def test_the_own_engine_is_planned_as_it_would_be_opened(a100: DeviceProfile) -> None:
     engine = EngineSettings(kv_gib=2.0, block_size=32, max_num_seqs=7, max_num_batched_tokens=300)
-    target = own_target(model_spec_preset("llama-3.1-8b"), a100, engine)
+    target = own_target(model_spec_preset("llama-3.1-8b"), a100, Serving.of(engine, JobOptions()))
     assert target.limits.num_blocks == 2**31 // (32 * 131_072)
     assert (target.limits.max_num_seqs, target.limits.max_num_batched_tokens) == (7, 300)
     assert target.device.kv_capacity_bytes == 2**31

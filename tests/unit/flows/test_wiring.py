@@ -2,13 +2,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from blend_core.engines.vllm.installed import InstalledVllm
 from blend_core.errors import ConfigurationError
-from blend_core.specs import ModelSpec
+from blend_core.specs import DeviceProfile, ModelSpec
+from flows.job_parts import JobOptions
 from flows.job_spec import BatchJobSpec
-from flows.settings import EngineSettings, Settings
+from flows.rank_devices import rank_devices
+from flows.serving import Serving
+from flows.settings import EngineSettings, Settings, load_settings
 from flows.wiring import Endpoints, Wiring
 
+JOB = BatchJobSpec(s3=["s3://bucket/in.jsonl"])
 URL = "postgresql://blend:secret@127.0.0.1:9/blend"
 
 
@@ -57,7 +63,7 @@ def test_limits_of_the_engine_follow_its_memory(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, engine=EngineSettings(kv_gib=1.0, block_size=16, max_num_seqs=8))
     spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
 
-    limits = Wiring.from_settings(settings, Endpoints(database_url=URL)).engine_limits(spec)
+    limits = Wiring.from_settings(settings, Endpoints(database_url=URL)).engine_limits(JOB, spec)
 
     assert limits.num_blocks == (1 << 30) // (16 * spec.kv_bytes_per_token)
     assert (limits.block_size, limits.max_num_seqs) == (16, 8)
@@ -68,3 +74,86 @@ def test_an_unknown_model_is_named_with_the_way_to_add_it(tmp_path: Path) -> Non
 
     with pytest.raises(ConfigurationError, match="blend model add no-such-model"):
         wiring.engine(BatchJobSpec(model="no-such-model", s3=["s3://bucket/in.jsonl"]), 0, ["cpu"])
+
+
+def vllm_is(monkeypatch: pytest.MonkeyPatch, found: InstalledVllm | None) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: found)
+
+
+def serving(tmp_path: Path, options: dict[str, Any] | None = None, **engine: Any) -> Serving:
+    settings = EngineSettings(dtype="float32", **engine)
+    return Serving.of(settings, JobOptions.model_validate(options or {}))
+
+
+@pytest.mark.parametrize(
+    ("found", "device", "engine"),
+    [
+        (None, "cpu", "torch"),
+        (InstalledVllm("0.32.0", "cpu"), "cpu", "vllm"),
+        (InstalledVllm("0.32.4", "cuda"), "cuda:1", "vllm"),
+        (InstalledVllm("0.32.0", "cuda"), "cpu", "torch"),
+        (InstalledVllm("0.33.0", "cpu"), "cpu", "torch"),
+    ],
+)
+def test_auto_takes_vllm_where_it_is_there_and_suits_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: InstalledVllm | None, device: str, engine: str
+) -> None:
+    vllm_is(monkeypatch, found)
+    assert serving(tmp_path, device=device).engine == engine
+    assert serving(tmp_path, {"engine": "torch"}, device=device).engine == "torch"
+
+
+def test_vllm_that_is_asked_for_and_not_there_is_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_is(monkeypatch, None)
+    with pytest.raises(ConfigurationError, match="make setup-vllm"):
+        serving(tmp_path, {"engine": "vllm"})
+    with pytest.raises(ConfigurationError, match="make setup-vllm"):
+        serving(tmp_path, {"vllm": {"dtype": "half"}})
+    vllm_is(monkeypatch, InstalledVllm("0.33.0", "cpu"))
+    with pytest.raises(ConfigurationError, match=r"0\.33\.0 is installed"):
+        serving(tmp_path, name="vllm")
+
+
+def test_options_of_the_job_come_over_those_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cuda"))
+    spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
+    machine = {"tensor_parallel_size": 2, "max_model_len": 9000}
+    chosen = serving(tmp_path, {"vllm": {"max_model_len": 100}}, device="cuda", vllm=machine)
+
+    assert chosen.vllm_options == {"tensor_parallel_size": 2, "max_model_len": 100}
+    assert chosen.max_model_len(spec) == 100
+    assert chosen.kv_capacity_bytes is None
+    profile = DeviceProfile("d", 1.0, 1.0, 1e9, 1.0, 0.0, 1.0, 0.0)
+    assert chosen.limits(spec, profile).num_blocks == 2 * 10**9 // (16 * spec.kv_bytes_per_token)
+
+
+def test_vllm_on_a_cpu_takes_blocks_of_a_multiple_of_32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cpu"))
+    assert [serving(tmp_path, block_size=size).block_size for size in (1, 16, 32, 33)] == [32, 32, 32, 64]
+
+
+def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="'no_such' is not known"):
+        JobOptions.model_validate({"vllm": {"no_such": 1}})
+    monkeypatch.setenv("BLEND_ENGINE__VLLM__NO_SUCH", "1")
+    with pytest.raises(ConfigurationError, match="'no_such' is not known"):
+        load_settings()
+    monkeypatch.delenv("BLEND_ENGINE__VLLM__NO_SUCH")
+    monkeypatch.setenv("BLEND_ENGINE__VLLM__TENSOR_PARALLEL_SIZE", "2")
+    assert load_settings().engine.vllm == {"tensor_parallel_size": 2}
+
+
+def test_a_rank_of_a_model_that_is_spread_over_gpus_has_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 5)
+    assert rank_devices("cuda", None, 2) == ("cuda:0,1", "cuda:2,3")
+    assert rank_devices("cuda", 1, 2) == ("cuda:0,1",)
+    with pytest.raises(ConfigurationError, match="asks for 3 ranks"):
+        rank_devices("cuda", 3, 2)
+    with pytest.raises(ConfigurationError, match="needs 2 GPUs"):
+        rank_devices("cuda:1", None, 2)

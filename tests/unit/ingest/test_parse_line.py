@@ -255,13 +255,59 @@ def test_values_out_of_range_or_of_the_wrong_type(name: str, value: Any) -> None
         ("presence_penalty", 0.1),
         ("frequency_penalty", -1),
         ("logit_bias", {"5": 1}),
-        ("response_format", {"type": "json_object"}),
+        ("response_format", {"type": "grammar"}),
+        ("structured_outputs", {"regex": "a+"}),
         ("tool_choice", "auto"),
         ("modalities", ["text", "audio"]),
     ],
 )
 def test_values_that_are_not_supported(name: str, value: Any) -> None:
     assert code_of(chat(**{name: value})) is Code.UNSUPPORTED_VALUE
+
+
+@pytest.mark.parametrize(
+    ("fields", "schema"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"type":"object"}'),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": [1]}}}},
+            '{"a":[1]}',
+        ),
+        ({"structured_outputs": {"json": {"a": 1}}}, '{"a":1}'),
+        ({"structured_outputs": {"json": '{"a": 1}'}}, '{"a":1}'),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+)
+def test_a_json_schema_is_read_in_either_form(fields: dict[str, Any], schema: str | None) -> None:
+    assert parse(chat(**fields)).sampling.json_schema == schema
+
+
+@pytest.mark.parametrize("schema", [[1], "no JSON", None, 3])
+def test_a_json_schema_that_is_none_is_an_error(schema: object) -> None:
+    shape = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert code_of(chat(response_format=shape)) is Code.INVALID_SCHEMA
+
+
+def test_a_schema_is_refused_where_the_engine_keeps_none() -> None:
+    line = chat(response_format={"type": "json_object"})
+    with pytest.raises(RequestError, match="the engine `vllm`"):
+        parse_line(line, ParseOptions("m", keeps_schemas=False))
+
+
+def test_an_adapter_is_named_by_itself_or_as_the_model_and_must_be_known() -> None:
+    options = ParseOptions("m", strict_model=True, lora_adapters=frozenset({"support"}))
+    assert parse_line(chat(lora_adapter="support"), options).lora_adapter == "support"
+    assert parse_line(chat(model="support"), options).lora_adapter == "support"
+    assert parse_line(chat(model="m"), options).lora_adapter is None
+    with pytest.raises(RequestError) as caught:
+        parse_line(chat(lora_adapter="sales"), options)
+    assert caught.value.code is Code.UNKNOWN_LORA_ADAPTER
+
+
+def test_template_arguments_of_the_job_yield_to_those_of_the_request() -> None:
+    options = ParseOptions("m", chat_template_kwargs={"think": True, "style": "short"})
+    draft = parse_line(chat(chat_template_kwargs={"think": False}), options)
+    assert draft.template_kwargs == {"think": False, "style": "short"}
 
 
 @pytest.mark.parametrize(

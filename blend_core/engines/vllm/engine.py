@@ -1,0 +1,206 @@
+"""The vLLM engine: opens a model once, runs sources on it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
+from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
+from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
+from blend_core.errors import ConfigurationError, EngineError, EngineStartError
+from blend_core.policies.factory import POLICY_NAMES
+from blend_core.specs import load_model_spec
+
+
+class VllmEngine:
+    """An `Engine` whose steps are vLLM's. One run at a time; one in a process, since vLLM reads its
+    environment once.
+
+    Attributes:
+        added_s: what our part of vLLM's scheduler took, over all steps of the latest run.
+        num_steps: those steps.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        options: VllmEngineOptions,
+        *,
+        now: Callable[[], float] = time.time,
+        elapsed: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+            options: what `open` loads.
+            now: seconds since the epoch.
+            elapsed: a clock for durations.
+        """
+        self._options = options
+        self._now = now
+        self._elapsed = elapsed
+        self._opened: Any = None
+        self._run: Any = None
+
+    def open(self) -> EngineInfo:
+        """Loads vLLM and the model; a second call returns the same facts.
+
+        Raises:
+            ConfigurationError: vLLM is not there or not for this device, or an option makes no sense.
+            EngineStartError: vLLM did not start.
+        """
+        if self._opened is None:
+            self._opened = self._load()
+        info: EngineInfo = self._opened.info
+        return info
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        """Runs everything in the source; see `Engine.run`."""
+        if self._opened is None:
+            raise EngineError("The engine is not open; call open() before run().")
+        from blend_core.engines.vllm.run import Run
+
+        self._run = Run(self._opened, source, self._now, self._elapsed)
+        events: Iterator[EngineEvent] = self._run.events()
+        return events
+
+    def close(self) -> None:
+        """Ends vLLM and frees the device. Idempotent."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.core.close()
+
+    @property
+    def added_s(self) -> float:
+        """See the class."""
+        return 0.0 if self._run is None else float(self._run.added_s)
+
+    @property
+    def num_steps(self) -> int:
+        """See the class."""
+        return 0 if self._run is None else int(self._run.num_steps)
+
+    def _load(self) -> Any:
+        options = self._options
+        if options.policy not in POLICY_NAMES:
+            raise ConfigurationError(
+                f"There is no policy {options.policy!r}; choose one of {', '.join(POLICY_NAMES)}."
+            )
+        found = installed_vllm()
+        reason = why_not_vllm(options.device, found)
+        if reason is not None or found is None:
+            raise ConfigurationError(f"The engine `vllm` cannot be used: {reason}")
+        set_environment(options)
+        from blend_core.engines.vllm.core import Core, LocalCore, RemoteCore
+        from blend_core.engines.vllm.run import OpenedVllm
+
+        remote = RemoteControl() if options.separate_core else None
+        try:
+            llm_engine, config = _start(options, remote)
+        except Exception as error:
+            if remote is not None:
+                remote.close()
+            lines = str(error).splitlines()
+            raise EngineStartError(
+                f"vLLM did not start ({type(error).__name__}{': ' + lines[0] if lines else ''}); the log on "
+                "standard error has the details."
+            ) from error
+        core: Core
+        if remote is None:
+            core = LocalCore(llm_engine)
+        else:
+            remote.accept()
+            core = RemoteCore(llm_engine, remote)
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        info = EngineInfo(
+            engine=self.name,
+            model=load_model_spec(Path(options.model_folder), dtype),
+            device=options.device_profile,
+            limits=core.control.limits(),
+            details=_details(options, found.version, dtype, config),
+        )
+        return OpenedVllm(info, core, options, int(config.model_config.max_model_len))
+
+
+def set_environment(options: VllmEngineOptions) -> None:
+    """Sets the variables that vLLM reads when it is loaded. What the user has set stays."""
+    defaults = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.separate_core)),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    if options.is_on_cpu and options.kv_capacity_bytes is None:
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    if options.num_threads is not None:
+        defaults["OMP_NUM_THREADS"] = str(options.num_threads)
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    device, _, indices = options.device.partition(":")
+    if device == "cuda" and indices:
+        # What this process sees is numbered from 0, whatever the numbers of the GPUs are.
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        names = seen.split(",") if seen else None
+        chosen = [names[int(index)] if names else index for index in indices.split(",")]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[Any, Any]:
+    from vllm import EngineArgs, LLMEngine
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.executor import Executor
+
+    from blend_core.engines.vllm.scheduler import SCHEDULER_CLASS
+
+    arguments: dict[str, Any] = {
+        "model": options.model_folder,
+        "dtype": options.dtype,
+        "block_size": options.block_size,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "kv_cache_memory_bytes": options.kv_capacity_bytes,
+        "seed": options.seed,
+        "enable_lora": bool(options.lora_adapters),
+        # Compiling takes minutes on a CPU, and saves little there.
+        "enforce_eager": options.is_on_cpu,
+        # As long as KV has room for, at most the model's own.
+        "max_model_len": -1,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "scheduler_cls": SCHEDULER_CLASS,
+        "additional_config": {} if remote is None else {ADDRESS_KEY: remote.address},
+        **options.vllm_options,
+    }
+    config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    llm_engine = LLMEngine(
+        vllm_config=config,
+        executor_class=Executor.get_class(config),
+        log_stats=False,
+        multiprocess_mode=remote is not None,
+    )
+    return llm_engine, config
+
+
+def _details(options: VllmEngineOptions, version: str, dtype: str, config: Any) -> dict[str, str]:
+    parallel, scheduler = config.parallel_config, config.scheduler_config
+    return {
+        "vllm": version,
+        "dtype": dtype,
+        "device": options.device,
+        "policy": options.policy,
+        "max_model_len": str(config.model_config.max_model_len),
+        "tensor_parallel_size": str(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": str(parallel.pipeline_parallel_size),
+        "async_scheduling": str(bool(scheduler.async_scheduling)).lower(),
+        "separate_core": str(options.separate_core).lower(),
+        "quantization": str(config.model_config.quantization or "none"),
+        "lora_adapters": ", ".join(options.lora_adapters) or "none",
+        "seed": str(options.seed),
+    }

@@ -1,0 +1,195 @@
+"""Requests in flight under vLLM's scheduler, and what each of its steps did. No vLLM here."""
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+from blend_core.policies.base import Side
+
+
+class ScheduledRequest(Protocol):
+    """What is read of vLLM's `Request`."""
+
+    request_id: str
+    num_computed_tokens: int
+    num_prompt_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens and output tokens that are known."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens that are known."""
+
+
+class StepCounts(NamedTuple):
+    """What a step computes, as `StepRecord` counts it.
+
+    Attributes:
+        completed: seqs whose prompt the step completes, in the order of their admission.
+        num_prefill_tokens: prompt tokens, recomputation included.
+        num_decode_tokens: output tokens that are not the first of an answer.
+        num_recomputed_tokens: those of `num_prefill_tokens` that had been computed before a preemption.
+        prefill_tokens_sq: sum over chunks of `(c + t)^2 - c^2`.
+        decode_kv_tokens: KV tokens read by decoding.
+    """
+
+    completed: tuple[int, ...]
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_recomputed_tokens: int
+    prefill_tokens_sq: int
+    decode_kv_tokens: int
+
+
+class Flight:
+    """Requests in flight, in sums that cost the same a step however many decode.
+
+    A request's KV is counted from the scheduler's own `num_computed_tokens`, which vLLM moves on when it has
+    scheduled a step. While decoding, it grows by one with every step: only where it began is kept.
+
+    Invariants:
+        - a request is either in the middle of its prompt or decoding;
+        - the sums by side and over decoding requests are those of the requests in flight.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_clock",
+        "_kv_begin",
+        "_kv_begin_sum",
+        "_num_on",
+        "_once_computed",
+        "_prefilling",
+        "_requests",
+        "_seq_of_id",
+        "_side",
+    )
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._clock = 0
+        self._requests: dict[int, ScheduledRequest] = {}
+        self._seq_of_id: dict[str, int] = {}
+        self._side: dict[int, Side] = {}
+        self._num_on = dict.fromkeys(Side, 0)
+        self._prefilling: dict[int, int] = {}
+        # KV tokens of a decoding request are this and the number of steps so far.
+        self._kv_begin: dict[int, int] = {}
+        self._kv_begin_sum = 0
+        self._once_computed: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._requests
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests whose prompt is complete."""
+        return len(self._kv_begin)
+
+    def num_on(self, side: Side) -> int:
+        """Requests from a side."""
+        return self._num_on[side]
+
+    @property
+    def num_promised_blocks(self) -> int:
+        """Blocks that prompts in flight will take and vLLM, which allocates chunk by chunk, has not given."""
+        promised = 0
+        for seq, num_computed in self._prefilling.items():
+            num_tokens = self._requests[seq].num_tokens
+            promised += -(-num_tokens // self._block_size) - -(-num_computed // self._block_size)
+        return promised
+
+    def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> None:
+        """The scheduler runs the request from now on, behind so many tokens from the cache."""
+        self._requests[seq] = request
+        self._seq_of_id[request.request_id] = seq
+        self._side[seq] = side
+        self._num_on[side] += 1
+        self._prefilling[seq] = num_cached_tokens
+
+    def leave(self, seq: int) -> ScheduledRequest:
+        """The request is in flight no more: it ended."""
+        self._once_computed.pop(seq, None)
+        return self._leave(seq)
+
+    def preempt(self, seq: int) -> Side:
+        """The request lost its KV; what was computed is remembered, to be known as recomputation.
+
+        Returns the side that it was on.
+        """
+        begin = self._kv_begin.get(seq)
+        num_computed = self._prefilling[seq] if begin is None else begin + self._clock
+        self._once_computed[seq] = max(num_computed, self._once_computed.get(seq, 0))
+        side = self._side[seq]
+        self._leave(seq)
+        return side
+
+    def forget(self, seq: int) -> None:
+        """The request ended while it waited."""
+        self._once_computed.pop(seq, None)
+
+    def was_admitted(self, seq: int) -> bool:
+        """Whether a waiting request was in flight before a preemption."""
+        return seq in self._once_computed
+
+    def seqs_of(self, request_ids: Collection[str]) -> list[int]:
+        """Seqs of those requests that are in flight, by vLLM's ids."""
+        found = (self._seq_of_id.get(request_id) for request_id in request_ids)
+        return [seq for seq in found if seq is not None]
+
+    def advance(self, num_scheduled_tokens: int) -> StepCounts:
+        """Counts a step that vLLM has scheduled, `num_scheduled_tokens` in all, and moves on to the next."""
+        self._clock += 1
+        num_chunks = num_prefill = num_recomputed = squares = num_final = 0
+        kv_tokens = self._kv_begin_sum + self._clock * len(self._kv_begin)
+        completed = []
+        for seq, start in list(self._prefilling.items()):
+            request = self._requests[seq]
+            end = request.num_computed_tokens
+            num_chunks += end - start
+            self._prefilling[seq] = end
+            if end >= request.num_tokens:
+                completed.append(seq)
+                self._start_decoding(seq, end)
+                if request.num_output_tokens:
+                    # The last token of a prompt that is computed again is the one that it had decoded last.
+                    num_final += 1
+                    kv_tokens += end
+                    end -= 1
+            num_prefill += end - start
+            squares += end * end - start * start
+            num_recomputed += max(0, min(end, self._once_computed.get(seq, 0)) - start)
+        return StepCounts(
+            tuple(completed),
+            num_prefill,
+            num_scheduled_tokens - num_chunks + num_final,
+            num_recomputed,
+            squares,
+            kv_tokens,
+        )
+
+    def _start_decoding(self, seq: int, num_computed_tokens: int) -> None:
+        del self._prefilling[seq]
+        begin = num_computed_tokens - self._clock
+        self._kv_begin[seq] = begin
+        self._kv_begin_sum += begin
+
+    def _leave(self, seq: int) -> ScheduledRequest:
+        self._prefilling.pop(seq, None)
+        self._kv_begin_sum -= self._kv_begin.pop(seq, 0)
+        self._num_on[self._side.pop(seq)] -= 1
+        request = self._requests.pop(seq)
+        del self._seq_of_id[request.request_id]
+        return request
+
+    def check_integrity(self) -> None:
+        """Raises `AssertionError` where an invariant of the class does not hold."""
+        assert self._prefilling.keys() | self._kv_begin.keys() == self._requests.keys(), "a phase is missing"
+        assert not self._prefilling.keys() & self._kv_begin.keys(), "a request is in two phases"
+        assert self._kv_begin_sum == sum(self._kv_begin.values()), "the sum of decoding KV is wrong"
+        for side in Side:
+            assert self._num_on[side] == sum(one is side for one in self._side.values()), f"{side} is wrong"

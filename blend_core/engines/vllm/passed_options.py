@@ -1,0 +1,93 @@
+"""vLLM's own options that pass through to it, by vLLM's names; any other is refused by name."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from blend_core.errors import ConfigurationError
+
+_NUMBER: Final = (int, float)
+
+PASSED_OPTIONS: Final[dict[str, tuple[type, ...]]] = {
+    "tensor_parallel_size": (int,),
+    "pipeline_parallel_size": (int,),
+    "enable_expert_parallel": (bool,),
+    "distributed_executor_backend": (str,),
+    "disable_custom_all_reduce": (bool,),
+    "dtype": (str,),
+    "quantization": (str,),
+    "kv_cache_dtype": (str,),
+    "max_model_len": (int,),
+    "gpu_memory_utilization": _NUMBER,
+    "kv_cache_memory_bytes": (int,),
+    "num_gpu_blocks_override": (int,),
+    "cpu_offload_gb": _NUMBER,
+    "enforce_eager": (bool,),
+    "compilation_config": (dict, int),
+    "cudagraph_capture_sizes": (list,),
+    "optimization_level": (int,),
+    "attention_backend": (str,),
+    "async_scheduling": (bool,),
+    "load_format": (str,),
+    "tokenizer_mode": (str,),
+    "trust_remote_code": (bool,),
+    "hf_overrides": (dict,),
+    "structured_outputs_config": (dict,),
+    "max_loras": (int,),
+    "max_lora_rank": (int,),
+    "max_cpu_loras": (int,),
+    "lora_dtype": (str,),
+    "fully_sharded_loras": (bool,),
+}
+"""vLLM's options that pass through, with the types of their values."""
+
+OWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = {"lora_adapters": (dict,), "separate_core": (bool,)}
+"""Options of ours: folders of LoRA adapters by name; whether vLLM's core runs in a process of its own."""
+
+_SET_ELSEWHERE: Final = {
+    "model": "the job's `model`",
+    "seed": "the job's `options.seed`",
+    "max_num_seqs": "BLEND_ENGINE__MAX_NUM_SEQS",
+    "max_num_batched_tokens": "BLEND_ENGINE__MAX_NUM_BATCHED_TOKENS",
+    "block_size": "BLEND_ENGINE__BLOCK_SIZE",
+    "enable_lora": "`lora_adapters`",
+    "device": "BLEND_ENGINE__DEVICE",
+}
+
+
+def options_of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with texts read as JSON where a value of another type is wanted: a variable is a text."""
+    return {
+        name: _read(value)
+        if isinstance(value, str) and str not in (PASSED_OPTIONS | OWN_OPTIONS).get(name, (str,))
+        else value
+        for name, value in options.items()
+    }
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def check_passed_options(options: Mapping[str, Any]) -> None:
+    """Checks names and types.
+
+    Raises:
+        ConfigurationError: an option is unknown, is set elsewhere, or has a value of another type.
+    """
+    for name, value in options.items():
+        types = PASSED_OPTIONS.get(name) or OWN_OPTIONS.get(name)
+        if types is None and name in _SET_ELSEWHERE:
+            raise ConfigurationError(f"The vLLM option {name!r} is set by {_SET_ELSEWHERE[name]} here.")
+        if types is None:
+            known = ", ".join(sorted(PASSED_OPTIONS | OWN_OPTIONS))
+            raise ConfigurationError(f"The vLLM option {name!r} is not known; those that are: {known}.")
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            wanted = " or ".join(one.__name__ for one in types)
+            raise ConfigurationError(f"The vLLM option {name!r} must be of type {wanted}.")
+    adapters = options.get("lora_adapters", {})
+    if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
+        raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")

@@ -1,0 +1,114 @@
+"""A request as vLLM takes it, and why one can never run: told before vLLM sees it."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from vllm import SamplingParams as VllmSampling
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT
+from blend_core.errors import RequestErrorCode
+from blend_core.request import Request
+
+Problem = tuple[RequestErrorCode, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What every request of a run must keep to.
+
+    Attributes:
+        vocab_size: token ids are below it.
+        max_model_len: longest prompt plus answer.
+        kv_capacity_tokens: tokens that the whole KV cache holds.
+        lora_adapters: names of the adapters.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    kv_capacity_tokens: int
+    lora_adapters: Collection[str]
+
+    def problem(self, request: Request) -> Problem | None:
+        """Why a request can never run, None where it can."""
+        token_ids = request.prompt_token_ids
+        if not len(token_ids):
+            return RequestErrorCode.EMPTY_PROMPT, "The prompt has no tokens."
+        if token_ids.min() < 0 or token_ids.max() >= self.vocab_size:
+            return (
+                RequestErrorCode.TOKEN_OUT_OF_VOCABULARY,
+                f"The prompt holds a token id outside the model's vocabulary of {self.vocab_size}.",
+            )
+        if len(token_ids) >= self.max_model_len:
+            return (
+                RequestErrorCode.PROMPT_TOO_LONG,
+                f"The prompt has {len(token_ids)} tokens; the model takes at most {self.max_model_len - 1}.",
+            )
+        # The last token of an answer is never read, so it needs no KV.
+        num_tokens = min(len(token_ids) + request.sampling.max_tokens, self.max_model_len) - 1
+        if num_tokens > self.kv_capacity_tokens:
+            return (
+                RequestErrorCode.REQUEST_TOO_LARGE,
+                f"Prompt and max_tokens need {num_tokens} tokens of KV cache, which holds "
+                f"{self.kv_capacity_tokens}; lower max_tokens or give the engine more KV cache.",
+            )
+        if request.lora_adapter is not None and request.lora_adapter not in self.lora_adapters:
+            return (
+                RequestErrorCode.UNKNOWN_LORA_ADAPTER,
+                "The engine has no LoRA adapter of the name that the request asks for; see `lora_adapters`.",
+            )
+        return _schema_problem(request.sampling.json_schema)
+
+
+def _schema_problem(json_schema: str | None) -> Problem | None:
+    if json_schema is None:
+        return None
+    try:
+        schema = json.loads(json_schema)
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        return RequestErrorCode.INVALID_SCHEMA, "The JSON schema is no JSON object."
+    return None
+
+
+def refusal(error: Exception, request: Request) -> Problem:
+    """What becomes of a request that vLLM refused with this error. Its own words may quote the request."""
+    if request.sampling.json_schema is not None:
+        return (
+            RequestErrorCode.INVALID_SCHEMA,
+            f"vLLM cannot generate by the request's JSON schema ({type(error).__name__}); simplify it.",
+        )
+    return (
+        RequestErrorCode.ENGINE_FAILED,
+        f"vLLM refuses the request ({type(error).__name__}); check its sampling parameters.",
+    )
+
+
+def vllm_prompt(request: Request) -> Any:
+    """The prompt, as vLLM's renderer would give it."""
+    return tokens_input(request.prompt_token_ids.tolist())
+
+
+def vllm_sampling(request: Request) -> Any:
+    """The sampling parameters in vLLM's form. Raises what vLLM raises on values that it refuses."""
+    sampling = request.sampling
+    structured = None
+    if sampling.json_schema is not None:
+        structured = StructuredOutputsParams(json=sampling.json_schema)
+    return VllmSampling(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=list(sampling.stop),
+        ignore_eos=sampling.ignore_eos,
+        structured_outputs=structured,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={SEQ_ARGUMENT: request.seq},
+    )

@@ -1,0 +1,292 @@
+"""One run on an opened vLLM: requests from a source in a bounded window, events as they happen."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+from blend_core.engines.base import (
+    EngineEvent,
+    EngineInfo,
+    RequestFailed,
+    RequestFinished,
+    RequestsAdmitted,
+    RequestSource,
+    StepWindow,
+)
+from blend_core.engines.vllm.control import Admitted, Stepped
+from blend_core.engines.vllm.core import Core
+from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.requests import RequestRules, refusal, vllm_prompt, vllm_sampling
+from blend_core.engines.windows import WindowAccumulator
+from blend_core.errors import EngineDiedError, EngineError, RequestErrorCode
+from blend_core.request import Request
+
+_LOOK_EVERY_STEPS = 32
+"""What comes next changes with admissions, and now and then by itself."""
+
+_FINISH_REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedVllm:
+    """What a run needs of an opened engine.
+
+    Attributes:
+        info: as given to the engine's user.
+        core: the loaded model with its scheduler.
+        options: what it was opened with.
+        max_model_len: longest prompt plus answer.
+    """
+
+    info: EngineInfo
+    core: Core
+    options: VllmEngineOptions
+    max_model_len: int
+
+
+class Run:
+    """Works through a source. vLLM holds a bounded window of it, from both ends of the plan.
+
+    Attributes:
+        added_s: what our part of the scheduler took, over all steps.
+        num_steps: steps that are through.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedVllm,
+        source: RequestSource,
+        now: Callable[[], float],
+        elapsed: Callable[[], float],
+    ) -> None:
+        """Takes the source's plan and gives it to the scheduler."""
+        plan = source.plan()
+        info = opened.info
+        self._core = opened.core
+        self._source = source
+        self._now = now
+        self._elapsed = elapsed
+        self._timeout_s = opened.options.request_timeout_s
+        self._rules = RequestRules(
+            vocab_size=info.model.vocab_size,
+            max_model_len=opened.max_model_len,
+            kv_capacity_tokens=info.limits.num_blocks * info.limits.block_size,
+            lora_adapters=opened.options.lora_adapters,
+        )
+        self._adapters = {
+            name: LoRARequest(name, number, folder)
+            for number, (name, folder) in enumerate(sorted(opened.options.lora_adapters.items()), start=1)
+        }
+        self._revision = self._window_revision = plan.revision
+        self._windows = WindowAccumulator(info.model, info.device, plan.revision, overlap=False)
+        self._open = dict.fromkeys(plan.seq.tolist())
+        # What vLLM has: requests that were never in flight, and those that were.
+        self._queued: dict[int, Request] = {}
+        self._started: dict[int, tuple[Request, float, int]] = {}
+        # In the order of admission, which is the order in which they run out.
+        self._deadlines: dict[int, float] = {}
+        self._look_ahead = info.limits.max_num_seqs
+        self._fetch_size = 4 * info.limits.max_num_seqs
+        self._look_in_steps = 0
+        self.added_s = 0.0
+        self.num_steps = 0
+        opened.core.control.start(opened.options.policy, plan)
+
+    def events(self) -> Iterator[EngineEvent]:
+        """Runs until no request is left.
+
+        Raises:
+            EngineError: requests wait, and the policy names none of them.
+            EngineDiedError: vLLM's core is gone.
+        """
+        while True:
+            self._drop_withdrawn()
+            self._take_revision()
+            yield from self._feed()
+            if not self._open:
+                break
+            if not self._queued and not self._started:
+                raise EngineError(
+                    f"The policy names none of {len(self._open)} waiting requests although nothing runs; "
+                    "choose another policy and report this."
+                )
+            yield from self._step()
+            yield from self._end_overdue()
+        window = self._windows.flush()
+        if window is not None:
+            yield window
+
+    def _drop_withdrawn(self) -> None:
+        withdrawn = self._source.withdrawn()
+        if withdrawn:
+            self._drop([seq for seq in withdrawn if seq in self._open])
+
+    def _drop(self, seqs: list[int]) -> None:
+        """Ends requests, in flight, queued or not even fetched."""
+        self._core.abort([str(seq) for seq in seqs if seq in self._queued or seq in self._started])
+        self._core.control.drop([seq for seq in seqs if seq not in self._queued and seq not in self._started])
+        for seq in seqs:
+            self._forget(seq)
+
+    def _forget(self, seq: int) -> None:
+        self._open.pop(seq, None)
+        self._queued.pop(seq, None)
+        self._started.pop(seq, None)
+        self._deadlines.pop(seq, None)
+        self._look_in_steps = 0
+
+    def _take_revision(self) -> None:
+        plan = self._source.revision()
+        if plan is not None:
+            self._core.control.revise(plan)
+            self._revision = plan.revision
+            self._look_in_steps = 0
+
+    def _feed(self) -> Iterator[EngineEvent]:
+        """Queues the requests that are due soon; those that cannot run at all fail here."""
+        if self._look_in_steps > 0:
+            return
+        self._look_in_steps = _LOOK_EVERY_STEPS
+        control = self._core.control
+        # Again and again, as all that were fetched may fail and the next ones be unknown yet.
+        while not all(self._knows(seq) for seq in control.upcoming(self._look_ahead)):
+            upcoming = control.upcoming(self._fetch_size)
+            self._let_go(set(upcoming))
+            missing = [seq for seq in upcoming if not self._knows(seq)]
+            requests = self._source.fetch(missing)
+            if [request.seq for request in requests] != missing:
+                raise EngineError(
+                    "The source did not return the requests that were asked for; run the job again."
+                )
+            for request in requests:
+                yield from self._queue(request)
+
+    def _knows(self, seq: int) -> bool:
+        return seq in self._queued or seq in self._started
+
+    def _let_go(self, upcoming: set[int]) -> None:
+        """Takes back what was queued and is not due soon any more, so that the window stays bounded."""
+        if len(self._queued) > 2 * self._fetch_size:
+            stale = [seq for seq in self._queued if seq not in upcoming]
+            released = self._core.control.release(stale)
+            self._core.abort([str(seq) for seq in released])
+            for seq in released:
+                self._queued.pop(seq, None)
+
+    def _queue(self, request: Request) -> Iterator[EngineEvent]:
+        problem = self._rules.problem(request)
+        if problem is None:
+            try:
+                self._core.add(
+                    str(request.seq),
+                    vllm_prompt(request),
+                    vllm_sampling(request),
+                    self._adapters.get(request.lora_adapter or ""),
+                )
+            except EngineDiedError:
+                raise
+            except Exception as error:  # whatever vLLM raises on a request is that request's fault alone
+                problem = refusal(error, request)
+                self._core.abort([str(request.seq)])
+        if problem is None:
+            self._queued[request.seq] = request
+        else:
+            yield self._failed(request.seq, *problem)
+
+    def _step(self) -> Iterator[EngineEvent]:
+        self._look_in_steps -= 1
+        for item in self._core.step():
+            if isinstance(item, Admitted):
+                yield from self._admit(item)
+            elif isinstance(item, Stepped):
+                yield from self._count(item)
+            elif item.finished:
+                yield from self._end(int(item.request_id), item)
+
+    def _admit(self, report: Admitted) -> Iterator[EngineEvent]:
+        now, now_s = self._now(), self._elapsed()
+        for seq in report.seqs:
+            request = self._queued.pop(seq, None)
+            # One that was withdrawn a moment ago may have started all the same.
+            if request is not None:
+                self._started[seq] = (request, now, report.revision)
+                if self._timeout_s is not None:
+                    self._deadlines[seq] = now_s + self._timeout_s
+        self._look_in_steps = 0
+        known = tuple(seq for seq in report.seqs if seq in self._started)
+        if known:
+            yield RequestsAdmitted(known)
+
+    def _count(self, report: Stepped) -> Iterator[EngineEvent]:
+        record = report.record()
+        if record is None:
+            return
+        self.added_s += report.added_s
+        self.num_steps += 1
+        if record.num_preempted:
+            self._look_in_steps = 0
+        windows: list[StepWindow | None] = []
+        if report.revision > self._window_revision:
+            # Steps that were scheduled before the revision have come before.
+            self._window_revision = report.revision
+            windows.append(self._windows.revise(report.revision))
+        windows.append(self._windows.add(record))
+        yield from (window for window in windows if window is not None)
+
+    def _end(self, seq: int, output: Any) -> Iterator[EngineEvent]:
+        if seq not in self._open:
+            return
+        request, started_at, revision = self._started.get(seq) or (
+            self._queued[seq],
+            self._now(),
+            self._revision,
+        )
+        answer = output.outputs[0]
+        if answer.finish_reason not in _FINISH_REASONS:
+            yield self._ended_badly(request, str(answer.finish_reason))
+            return
+        self._forget(seq)
+        yield RequestFinished(
+            seq=seq,
+            revision=revision,
+            output_text=answer.text,
+            output_token_ids=tuple(answer.token_ids),
+            finish_reason=answer.finish_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=output.num_cached_tokens or 0,
+            started_at=started_at,
+            finished_at=self._now(),
+        )
+
+    def _ended_badly(self, request: Request, reason: str) -> RequestFailed:
+        self._forget(request.seq)
+        if request.sampling.json_schema is not None:
+            code = RequestErrorCode.INVALID_SCHEMA
+            message = "vLLM cannot generate by the request's JSON schema; simplify it."
+        else:
+            code, message = RequestErrorCode.ENGINE_FAILED, f"vLLM ended the request with {reason!r}."
+        return RequestFailed(request.seq, self._revision, code, message, self._now())
+
+    def _end_overdue(self) -> Iterator[EngineEvent]:
+        """Ends requests that have been in the engine for too long, preempted ones that wait included."""
+        now_s = self._elapsed()
+        for seq, deadline_s in list(self._deadlines.items()):
+            if deadline_s > now_s:
+                break
+            self._drop([seq])
+            yield self._failure(
+                seq,
+                RequestErrorCode.TIMED_OUT,
+                f"The request took longer than {self._timeout_s:g} s (request_timeout_s); its answer so far "
+                "is thrown away.",
+            )
+
+    def _failed(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
+        self._core.control.drop([seq])
+        self._forget(seq)
+        return self._failure(seq, code, message)
+
+    def _failure(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
+        return RequestFailed(seq, self._revision, code, message, self._now())

@@ -1,0 +1,213 @@
+"""vLLM's scheduler with our queue: the class that is named to vLLM as `scheduler_cls`.
+
+Nothing of vLLM's scheduling is changed but the order of waiting requests, when one may start, and how many
+prompt tokens a step computes; steps are measured from inside. `contract.py` names what this rests on.
+"""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.request import RequestStatus
+
+from blend_core.engines.vllm.admission_queue import AdmissionQueue, Readiness
+from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Stepped
+from blend_core.engines.vllm.flight import StepCounts
+from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
+from blend_core.policies.base import EngineLimits, Side
+
+SCHEDULER_CLASS: Final = "blend_core.engines.vllm.scheduler.PolicyScheduler"
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """A step that is scheduled and not through."""
+
+    started_at: float
+    begin_s: float
+    added_s: float
+    told_s: float
+    revision: int
+    counts: StepCounts
+    num_cached_tokens: int
+    num_preempted: int
+    kv_usage: float
+    num_left: int
+    num_right: int
+
+
+class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there where types are checked
+    """Admits as the policy says. It is the queue's `SchedulerView`.
+
+    Attributes:
+        admission: the queue, in place of vLLM's own.
+        control: what a run asks of it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
+        self._pool = self.kv_cache_manager.block_pool
+        self._most_tokens = int(self.scheduler_config.max_num_batched_tokens)
+        self._is_async = bool(self.scheduler_config.async_scheduling)
+        limits = EngineLimits(
+            block_size=self.block_size,
+            # vLLM keeps one block as padding.
+            num_blocks=(self._pool.num_gpu_blocks - 1) // self._num_groups,
+            max_num_seqs=self.max_num_active_reqs,
+            max_num_batched_tokens=self._most_tokens,
+        )
+        self.admission = AdmissionQueue(self, limits, time.perf_counter)
+        self.waiting = self.admission
+        self.control = LocalControl(self.admission, limits)
+        self._open_steps: deque[_OpenStep] = deque()
+        self._last_end_s = 0.0
+        self._prepared: tuple[Any, float] | None = None
+        self._reports: list[Report] = []
+        self._reporting: Connection | None = None
+        address = (self.vllm_config.additional_config or {}).get(ADDRESS_KEY)
+        if address is not None:
+            self._reporting = serve_control(address, self.control)
+
+    # What vLLM's core asks.
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        """Decides the next step: the one that `prepare` decided, if it did."""
+        if self._prepared is None:
+            return self._schedule(throttle_prefills)
+        (output, prepared_s), self._prepared = self._prepared, None
+        if output.total_num_scheduled_tokens:
+            self._open_steps[-1].told_s = time.perf_counter() - prepared_s
+        return output
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Takes a step's tokens; reports the step."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        end_s = time.perf_counter()
+        with self.admission.lock:
+            self.admission.reconcile(self.finished_req_ids)
+        if scheduler_output.total_num_scheduled_tokens:
+            step = self._open_steps.popleft()
+            self._report(self._through(step, end_s, has_outputs=bool(outputs)))
+        elif outputs:
+            self._report(Stepped(None, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, self.admission.revision, 0.0, True))
+        return outputs
+
+    # What a run in the same process asks beside `control`.
+
+    def prepare(self) -> None:
+        """Decides the next step ahead, so that its admissions can be told before it computes anything."""
+        if self._prepared is None and self.has_requests():
+            self._prepared = self._schedule(False), time.perf_counter()
+
+    def take_reports(self) -> list[Report]:
+        """Reports since the last call, where they are not sent to another process."""
+        taken, self._reports = self._reports, []
+        return taken
+
+    # What the queue asks.
+
+    def num_free_blocks(self) -> int:
+        """See `SchedulerView`."""
+        return int(self._pool.get_num_free_blocks()) // self._num_groups
+
+    def num_held_blocks(self, request: Any) -> int:
+        """See `SchedulerView`."""
+        blocks = self.kv_cache_manager.get_computed_blocks(request)[0].blocks[0]
+        return sum(block.ref_cnt > 0 for block in blocks)
+
+    def readiness(self, request: Any) -> Readiness:
+        """See `SchedulerView`."""
+        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            grammar = request.structured_output_request.grammar
+            if grammar is None:
+                return Readiness.BLOCKED
+            return Readiness.REFUSED if isinstance(grammar, Exception) else Readiness.READY
+        if request.num_stale_output_tokens and not request.drop_stale_output:
+            return Readiness.BLOCKED
+        if request.lora_request is not None and self.lora_config is not None:
+            adapters = {one.lora_request.lora_int_id for one in self.running if one.lora_request is not None}
+            adapters.add(request.lora_request.lora_int_id)
+            if len(adapters) > self.lora_config.max_loras:
+                return Readiness.BLOCKED
+        return Readiness.READY
+
+    def is_running(self, request: Any) -> bool:
+        """See `SchedulerView`."""
+        return bool(request.status == RequestStatus.RUNNING)
+
+    def _schedule(self, throttle_prefills: bool) -> Any:
+        admission = self.admission
+        started_at, begin_s, in_queue_s = time.time(), time.perf_counter(), admission.added_s
+        with admission.lock:
+            # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
+            admission.reconcile(self.finished_req_ids)
+            budget = admission.begin_step()
+            num_decoding = admission.num_decoding - self._num_without_token()
+            self.max_num_scheduled_tokens = min(self._most_tokens, num_decoding + budget)
+            begun_s = time.perf_counter()
+            output = super().schedule(throttle_prefills)
+            scheduled_s = time.perf_counter()
+            counts = admission.end_step(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
+            seqs, num_cached_tokens = admission.take_admitted()
+            revision = admission.revision
+            if counts is not None:
+                step = _OpenStep(
+                    started_at=started_at,
+                    begin_s=begin_s,
+                    added_s=begun_s - begin_s + admission.added_s - in_queue_s,
+                    told_s=0.0,
+                    revision=revision,
+                    counts=counts,
+                    num_cached_tokens=num_cached_tokens,
+                    num_preempted=admission.take_num_preempted(),
+                    kv_usage=self.kv_cache_manager.usage,
+                    num_left=admission.flight.num_on(Side.LEFT),
+                    num_right=admission.flight.num_on(Side.RIGHT),
+                )
+                step.added_s += time.perf_counter() - scheduled_s
+                self._open_steps.append(step)
+        # Not under the lock: where reports are read slowly, calls are answered all the same.
+        if seqs:
+            self._report(Admitted(seqs, revision))
+        return output
+
+    def _num_without_token(self) -> int:
+        """Requests in flight whose last token is on its way already: vLLM runs ahead of its outputs."""
+        if not self._is_async:
+            return 0
+        return sum(
+            request.num_output_placeholders > 0
+            and request.num_computed_tokens + 2 - request.num_output_placeholders
+            >= request.num_prompt_tokens + request.max_tokens
+            for request in self.running
+        )
+
+    def _through(self, step: _OpenStep, end_s: float, *, has_outputs: bool) -> Stepped:
+        # Steps may overlap: each begins where the one before ended.
+        duration_s = end_s - max(step.begin_s, self._last_end_s) - step.told_s
+        self._last_end_s = end_s
+        num_finished = self.admission.take_num_finished()
+        return Stepped(
+            step.counts,
+            step.started_at,
+            max(0.0, duration_s),
+            step.num_cached_tokens,
+            step.kv_usage,
+            step.num_left,
+            step.num_right,
+            step.num_preempted,
+            num_finished,
+            step.revision,
+            step.added_s + time.perf_counter() - end_s,
+            has_outputs,
+        )
+
+    def _report(self, report: Report) -> None:
+        if self._reporting is None:
+            self._reports.append(report)
+        else:
+            self._reporting.send(report)

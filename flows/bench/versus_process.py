@@ -1,0 +1,212 @@
+"""One run of the comparison, in a process of its own: `python -m flows.bench.versus_process RUN.json`.
+
+It reads what to run from the file, writes figures into another, and is timed from outside.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RUN_BATCH = "run-batch"
+
+
+@dataclass(frozen=True, slots=True)
+class VersusRun:
+    """What a process is to run.
+
+    Attributes:
+        name: `run-batch`, or a policy of ours.
+        model_folder: the model.
+        request_file: lines to answer.
+        output_file: where answers go.
+        figures_file: where figures go.
+        device: `cpu` or `cuda`.
+        device_profile: by name or path.
+        dtype: of weights and KV.
+        block_size: tokens of a KV block.
+        kv_blocks: KV blocks.
+        max_num_seqs: requests in flight at most.
+        max_num_batched_tokens: tokens of a step at most.
+        max_model_len: longest prompt plus answer.
+        num_threads: CPU threads; 0 leaves vLLM's own choice.
+    """
+
+    name: str
+    model_folder: str
+    request_file: str
+    output_file: str
+    figures_file: str
+    device: str
+    device_profile: str
+    dtype: str
+    block_size: int
+    kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_threads: int
+
+    def save(self, path: Path) -> None:
+        """Writes it down for a process."""
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> "VersusRun":
+        """What `save` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What a process measured.
+
+    Attributes:
+        num_output_tokens: tokens of all answers.
+        busy_s: from opening the request file to the last answer written; loading the model is not in it.
+        prefix_sharing: share of prompt tokens that came from the cache.
+        num_preempted: preemptions.
+        added_s_per_step: mean time of our part of the scheduler.
+    """
+
+    num_output_tokens: int
+    busy_s: float
+    prefix_sharing: float
+    num_preempted: int
+    added_s_per_step: float
+
+
+def main(path: Path) -> None:
+    """Runs what the file says and writes the figures."""
+    run = VersusRun.load(path)
+    figures = _run_batch(run) if run.name == RUN_BATCH else _run_policy(run)
+    Path(run.figures_file).write_text(json.dumps(asdict(figures)))
+
+
+def _options(run: VersusRun) -> Any:
+    from blend_core.engines.vllm.options import VllmEngineOptions
+    from blend_core.specs import load_device_profile
+
+    policy = "fcfs" if run.name == RUN_BATCH else run.name
+    return VllmEngineOptions(
+        model_folder=run.model_folder,
+        policy=policy,
+        device_profile=load_device_profile(run.device_profile),
+        device=run.device,
+        dtype=run.dtype,
+        block_size=run.block_size,
+        max_num_seqs=run.max_num_seqs,
+        max_num_batched_tokens=run.max_num_batched_tokens,
+        num_threads=run.num_threads or None,
+        passed={"num_gpu_blocks_override": run.kv_blocks, "max_model_len": run.max_model_len},
+    )
+
+
+def _run_batch(run: VersusRun) -> RunFigures:
+    """vLLM's own batch runner, as `vllm run-batch` starts it, with the same settings."""
+    from blend_core.engines.vllm.engine import set_environment
+
+    options = _options(run)
+    set_environment(options)
+    from prometheus_client import REGISTRY
+    from vllm.entrypoints.launchers import run_batch
+    from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
+    from vllm.usage.usage_lib import UsageContext
+
+    arguments = [
+        *("-i", run.request_file, "-o", run.output_file, "--model", run.model_folder),
+        *("--dtype", run.dtype, "--block-size", str(run.block_size), "--seed", "0"),
+        *("--num-gpu-blocks-override", str(run.kv_blocks), "--max-model-len", str(run.max_model_len)),
+        *("--max-num-seqs", str(run.max_num_seqs)),
+        *("--max-num-batched-tokens", str(run.max_num_batched_tokens)),
+        *(("--enforce-eager",) if options.is_on_cpu else ()),
+    ]
+    sys.argv[1:] = arguments
+    asked = run_batch.parse_args()
+    busy_s = 0.0
+
+    async def timed() -> None:
+        nonlocal busy_s
+        async with build_async_engine_client(
+            asked, usage_context=UsageContext.OPENAI_BATCH_RUNNER
+        ) as engine_client:
+            begin = time.perf_counter()
+            await run_batch.run_batch(engine_client, asked)
+            busy_s = time.perf_counter() - begin
+
+    asyncio.run(timed())
+    counted = {
+        sample.name: sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name.startswith("vllm:")
+    }
+    answers = [json.loads(line) for line in Path(run.output_file).read_text().splitlines()]
+    return RunFigures(
+        num_output_tokens=sum(one["response"]["body"]["usage"]["completion_tokens"] for one in answers),
+        busy_s=busy_s,
+        prefix_sharing=counted["vllm:prefix_cache_hits_total"] / counted["vllm:prefix_cache_queries_total"],
+        num_preempted=int(counted["vllm:num_preemptions_total"]),
+        added_s_per_step=0.0,
+    )
+
+
+def _run_policy(run: VersusRun) -> RunFigures:
+    """The same file through our engine: read, tokenised, planned, answered, written."""
+    from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
+    from blend_core.engines.vllm.engine import VllmEngine
+    from blend_core.errors import EngineError
+    from blend_core.planner import PlanConfig, build_plan
+    from blend_core.request import Request
+    from blend_core.tokenizing import Tokenizer
+    from flows.bench.engine import request_arrays
+    from flows.ingest.parse import ParseOptions, parse_line
+    from flows.job_source import JobSource
+
+    options = _options(run)
+    engine = VllmEngine(options)
+    info = engine.open()
+    begin = time.perf_counter()
+    parsing = ParseOptions("")
+    drafts = [parse_line(line, parsing) for line in Path(run.request_file).read_bytes().splitlines()]
+    prompts = Tokenizer(Path(run.model_folder)).encode_chat([draft.messages or [] for draft in drafts])
+    requests = [
+        Request(seq, token_ids, draft.sampling)
+        for seq, (draft, token_ids) in enumerate(zip(drafts, prompts, strict=True))
+        if isinstance(token_ids, np.ndarray)
+    ]
+    plan = build_plan(
+        request_arrays(requests),
+        info.model,
+        info.device,
+        PlanConfig(
+            run.name, run.block_size, sample_fraction=0, max_num_batched_tokens=run.max_num_batched_tokens
+        ),
+    )
+    num_output = num_prompt = num_cached = num_preempted = 0
+    with Path(run.output_file).open("w") as output:
+        for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
+            if isinstance(event, RequestFinished):
+                num_output += event.num_output_tokens
+                num_prompt += event.num_prompt_tokens
+                num_cached += event.num_cached_tokens
+                answer = {"custom_id": drafts[event.seq].custom_id, "text": event.output_text}
+                output.write(json.dumps(answer) + "\n")
+            elif isinstance(event, StepWindow):
+                num_preempted += event.num_preempted
+            elif isinstance(event, RequestFailed):
+                raise EngineError(f"Request {event.seq} failed under {run.name}: {event.message}")
+    busy_s = time.perf_counter() - begin
+    engine.close()
+    return RunFigures(
+        num_output, busy_s, num_cached / num_prompt, num_preempted, engine.added_s / engine.num_steps
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,134 @@
+"""Which engine serves a job on this machine, and with how much KV in which blocks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
+from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
+from blend_core.errors import ConfigurationError
+from blend_core.policies.base import EngineLimits
+from blend_core.specs import DeviceProfile, ModelSpec, load_model_spec
+from flows.job_parts import EngineName, JobOptions
+from flows.settings import EngineSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """An engine of this machine, chosen.
+
+    Attributes:
+        engine: `torch` or `vllm`.
+        settings: of this machine's engines.
+        vllm_options: vLLM's own options, the job's over the machine's; empty for torch.
+    """
+
+    engine: EngineName
+    settings: EngineSettings
+    vllm_options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, settings: EngineSettings, options: JobOptions) -> "Serving":
+        """The engine that the job asks for, else the machine's settings, else vLLM where it suits.
+
+        Raises:
+            ConfigurationError: vLLM is asked for and cannot serve here, or its options are given and it is
+                not to serve.
+        """
+        wanted = options.engine
+        if wanted is EngineName.AUTO:
+            wanted = EngineName(settings.name)
+        why_not = why_not_vllm(settings.device, installed_vllm())
+        if wanted is EngineName.VLLM and why_not is not None:
+            raise ConfigurationError(f"The engine `vllm` cannot be used: {why_not}")
+        if wanted is EngineName.TORCH or why_not is not None:
+            if options.vllm:
+                reason = why_not or "the engine is `torch`."
+                raise ConfigurationError(f"The job has options for vLLM, which will not run it: {reason}")
+            return cls(EngineName.TORCH, settings, {})
+        return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
+
+    @property
+    def is_vllm(self) -> bool:
+        """Whether it is vLLM."""
+        return self.engine is EngineName.VLLM
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        size = self.settings.block_size
+        if self.is_vllm and self._is_on_cpu:
+            return -(-size // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS
+        return size
+
+    @property
+    def kv_capacity_bytes(self) -> int | None:
+        """Memory of the KV cache; None where vLLM finds out what is free when it has loaded the model."""
+        if self.is_vllm:
+            if "kv_cache_memory_bytes" in self.vllm_options:
+                return int(self.vllm_options["kv_cache_memory_bytes"])
+            if not self._is_on_cpu:
+                return None
+        return int(self.settings.kv_gib * (1 << 30))
+
+    @property
+    def num_devices(self) -> int:
+        """GPUs that a replica of the model is spread over."""
+        if not self.is_vllm or self._is_on_cpu:
+            return 1
+        options = self.vllm_options
+        return int(options.get("tensor_parallel_size", 1)) * int(options.get("pipeline_parallel_size", 1))
+
+    @property
+    def lora_adapters(self) -> Mapping[str, str]:
+        """Folders of LoRA adapters by name."""
+        adapters: Mapping[str, str] = self.vllm_options.get("lora_adapters", {})
+        return adapters
+
+    def model_spec(self, folder: Path, name: str) -> ModelSpec:
+        """Sizes of a model in the element type that it is served in.
+
+        Raises:
+            ConfigurationError: the formulas do not cover the model.
+        """
+        return load_model_spec(folder, self._dtype(), name=name)
+
+    def max_model_len(self, model: ModelSpec) -> int:
+        """Longest prompt plus answer."""
+        asked = int(self.vllm_options.get("max_model_len", -1))
+        return model.max_model_len if asked < 1 else min(asked, model.max_model_len)
+
+    def limits(self, model: ModelSpec, device: DeviceProfile) -> EngineLimits:
+        """What a plan must respect. KV that vLLM has yet to find is what the device's profile says."""
+        capacity = self.kv_capacity_bytes
+        if capacity is None:
+            capacity = int(device.kv_capacity_bytes) * self.num_devices
+        num_blocks = capacity // (self.block_size * model.kv_bytes_per_token)
+        if "num_gpu_blocks_override" in self.vllm_options:
+            # vLLM keeps one block as padding.
+            num_blocks = self.vllm_options["num_gpu_blocks_override"] - 1
+        return EngineLimits(
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=self.settings.max_num_seqs,
+            max_num_batched_tokens=self.settings.max_num_batched_tokens,
+        )
+
+    @property
+    def _is_on_cpu(self) -> bool:
+        return self.settings.device == "cpu"
+
+    def _dtype(self) -> str:
+        """What `auto` comes to: vLLM serves in half precision unless told otherwise."""
+        dtype = str(self.vllm_options.get("dtype", self.settings.dtype))
+        if dtype != "auto":
+            return dtype
+        if self.is_vllm:
+            return "bfloat16"
+        # Only here: a process that plans for an explicit dtype needs no torch.
+        import torch
+
+        from blend_core.engines.torch.linear import native_dtype
+
+        return str(native_dtype(torch.device(self.settings.device))).removeprefix("torch.")

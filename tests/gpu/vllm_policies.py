@@ -1,0 +1,103 @@
+"""The vLLM engine under each policy on a GPU, scheduling ahead: `python tests/gpu/vllm_policies.py`.
+
+Prints one JSON object: a run for each policy and round, with its counts. Without `--model` a random
+Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.process import EngineProcess
+from blend_core.engines.vllm.factory import make_vllm_engine
+from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.planner import PlanConfig, build_plan
+from blend_core.specs import load_device_profile
+from blend_core.tokenizing import Tokenizer
+from flows.bench.engine import mixed_requests, request_arrays
+from flows.bench.random_llama import make_random_llama
+from flows.job_source import JobSource
+
+POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
+
+
+def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+    profile = load_device_profile(asked.device_profile)
+    passed = {"async_scheduling": True, "gpu_memory_utilization": asked.gpu_memory_utilization}
+    if asked.kv_blocks:
+        passed["num_gpu_blocks_override"] = asked.kv_blocks
+    options = VllmEngineOptions(
+        model_folder=str(folder),
+        policy=policy,
+        device_profile=profile,
+        device=asked.device,
+        block_size=asked.block_size,
+        max_num_seqs=asked.max_num_seqs,
+        max_num_batched_tokens=asked.max_num_batched_tokens,
+        passed=passed,
+    )
+    engine = EngineProcess(partial(make_vllm_engine, options))
+    try:
+        info = engine.open()
+        requests = mixed_requests(Tokenizer(folder), asked.requests, seed=0)
+        config = PlanConfig(policy, info.limits.block_size, sample_fraction=0)
+        plan = build_plan(request_arrays(requests), info.model, info.device, config)
+        begin = time.perf_counter()
+        prompt = cached = output = preempted = prefill = steps = failed = 0
+        for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
+            if isinstance(event, RequestFinished):
+                prompt += event.num_prompt_tokens
+                cached += event.num_cached_tokens
+                output += event.num_output_tokens
+            elif isinstance(event, StepWindow):
+                preempted += event.num_preempted
+                prefill += event.num_prefill_tokens
+                steps += event.num_steps
+            elif isinstance(event, RequestFailed):
+                failed += 1
+        busy_s = time.perf_counter() - begin
+        return {
+            "policy": policy,
+            "async_scheduling": info.details["async_scheduling"],
+            "kv_blocks": info.limits.num_blocks,
+            "busy_s": busy_s,
+            "output_tokens_per_s": output / busy_s,
+            "total_tokens_per_s": (prompt + output) / busy_s,
+            "prefix_sharing": cached / prompt,
+            "num_preempted": preempted,
+            "num_prefill_tokens": prefill,
+            "num_steps": steps,
+            "num_failed": failed,
+        }
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="Hugging Face folder")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device-profile", default="a100-80g")
+    parser.add_argument("--requests", type=int, default=256, help="at most 264: the demo's prompts")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kv-blocks", type=int, default=0, help="0 takes what the GPU has room for")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = asked.model or make_random_llama(Path(made) / "random-llama")
+        runs = [measure(policy, folder, asked) for _ in range(asked.rounds) for policy in POLICIES]
+    sys.stdout.write(json.dumps({"model": str(asked.model or "random-llama"), "runs": runs}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

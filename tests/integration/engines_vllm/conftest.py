@@ -1,0 +1,57 @@
+"""vLLM in this process, loaded once."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blend_core.engines.vllm.engine import VllmEngine
+from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
+from tests.integration.engines_vllm.vllm_runs import options
+from tests.tiny_llama import make_tiny_llama
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    why_not = why_not_vllm("cpu", installed_vllm())
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.vllm)
+        # vLLM and what it imports warn of much that is not ours.
+        item.add_marker(pytest.mark.filterwarnings("ignore"))
+        if why_not is not None and os.environ.get("CI") != "true":
+            item.add_marker(pytest.mark.skip(reason=why_not))
+
+
+@pytest.fixture(autouse=True)
+def tests_importable_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child process imports what it is given by module name: `tests` must be on the path it inherits."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with its tokenizer."""
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny_llama")
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_llama: Path) -> Iterator[VllmEngine]:
+    """vLLM in this process, with 24 blocks of KV for 16 in flight. There can be one of it in a process."""
+    opened = VllmEngine(
+        options(
+            tiny_llama,
+            max_num_seqs=16,
+            max_num_batched_tokens=128,
+            passed={
+                "separate_core": False,
+                "num_gpu_blocks_override": 25,
+                # A random model would write spaces for ever.
+                "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+            },
+        )
+    )
+    opened.open()
+    yield opened
+    opened.close()

@@ -1,0 +1,215 @@
+"""Events of runs on vLLM in this process: admissions, windows, withdrawals, revisions, bad requests."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
+
+from checked_policy import CheckedPolicy
+
+from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
+from blend_core.engines.vllm.engine import VllmEngine
+from blend_core.errors import ConfigurationError, PlanError, RequestErrorCode
+from blend_core.plan import Plan
+from blend_core.policies.base import EngineLimits
+from blend_core.policies.factory import POLICY_NAMES, make_policy
+from blend_core.request import Request, SamplingParams
+from tests.integration.engines_vllm.vllm_runs import (
+    BLOCK_SIZE,
+    Block32Source,
+    options,
+    run_on,
+    run_with_policy,
+)
+from tests.unit.engines_torch.runs import ListSource, plan_over, random_requests, request
+
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+MANY = 20_000
+
+
+def checked_policy(name: str, plan: Plan, limits: EngineLimits) -> CheckedPolicy:
+    """The named policy, checked at every call that vLLM's scheduler makes."""
+    return CheckedPolicy(make_policy(name, plan, limits), plan, limits)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_windows_add_up_and_the_contract_holds_under_every_policy(
+    engine: VllmEngine, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blend_core.engines.vllm.control.make_policy", checked_policy)
+    requests = random_requests(40)
+    outcome = run_with_policy(engine, Block32Source(requests, policy=policy), policy)
+
+    assert sorted(outcome.finished) == list(range(40))
+    prompts = sum(one.num_prompt_tokens for one in requests)
+    cached = outcome.total("num_cached_tokens")
+    assert outcome.total("num_prefill_tokens") - outcome.total("num_recomputed_tokens") + cached == prompts
+    assert cached == sum(event.num_cached_tokens for event in outcome.finished.values())
+    assert outcome.total("num_decode_tokens") == 40 * 15
+    assert outcome.total("num_finished") == 40
+    assert [window.batch_index for window in outcome.windows] == list(range(len(outcome.windows)))
+    assert all(0 < window.kv_usage <= 1 for window in outcome.windows)
+    assert all(0 < window.num_running_left + window.num_running_right <= 16 for window in outcome.windows)
+    scheduler = engine._opened.core._scheduler
+    assert scheduler.num_free_blocks() == 24
+    assert len(scheduler.admission) == len(scheduler.admission.flight) == 0
+    assert engine.num_steps == sum(window.num_steps for window in outcome.windows)
+
+
+def test_admissions_are_told_before_the_step_that_computes_them(engine: VllmEngine) -> None:
+    events = engine.run(Block32Source([request(seq, range(3, 9), LONG) for seq in range(3)]))
+    scheduler = engine._opened.core._scheduler
+
+    assert next(events) == RequestsAdmitted((0, 1, 2))
+    assert scheduler._prepared is not None, "the step is decided and not computed"
+    for _ in events:
+        pass
+
+
+def test_withdrawn_requests_leave_without_an_event(engine: VllmEngine) -> None:
+    requests = [request(0, range(3, 9)), *(request(seq, range(3, 9), LONG) for seq in range(1, 40))]
+    source = Block32Source(requests)
+
+    def withdraw_when_the_first_is_done(event: EngineEvent) -> None:
+        if isinstance(event, RequestFinished) and event.seq == 0:
+            source.withdrawals = [0, 1, 25, 39]  # ended, in flight, queued, perhaps not even fetched
+
+    outcome = run_on(engine, source, withdraw_when_the_first_is_done)
+
+    assert set(outcome.finished) == set(range(40)) - {1, 25, 39}
+    assert engine._opened.core._scheduler.num_free_blocks() == 24
+
+
+def test_a_revision_takes_over_between_steps_and_opens_a_window(engine: VllmEngine) -> None:
+    requests = [request(seq, range(3, 60 + seq), LONG) for seq in range(30)]
+    source = Block32Source(requests)
+    told = False
+
+    def revise(event: EngineEvent) -> None:
+        nonlocal told
+        if isinstance(event, RequestFinished) and not told:
+            told = True
+            waiting = [one for one in reversed(requests) if one.seq > 20]
+            source.revisions = [plan_over(waiting, revision=1, block_size=BLOCK_SIZE)]
+
+    outcome = run_on(engine, source, revise)
+
+    assert sorted(outcome.finished) == list(range(30))
+    assert {window.revision for window in outcome.windows} == {0, 1}
+    revisions = [window.revision for window in outcome.windows]
+    assert revisions == sorted(revisions)
+    assert outcome.finished[29].revision == 1
+    assert outcome.admitted.index(29) < outcome.admitted.index(21)
+
+
+def test_a_plan_for_other_blocks_is_refused(engine: VllmEngine) -> None:
+    with pytest.raises(PlanError, match="blocks of 16"):
+        engine.run(ListSource([request(0, range(3, 9))]))
+
+
+def test_bad_requests_become_errors_by_name_and_the_others_go_on(engine: VllmEngine) -> None:
+    schema = SamplingParams(max_tokens=40, temperature=0, json_schema='{"type": "no-such-type"}')
+    requests = [
+        request(0, [5, 1024]),
+        request(1, [5, -1]),
+        request(2, range(3, 3 + 800)),
+        request(3, []),
+        request(4, range(3, 9), SamplingParams(4, json_schema="[1]")),
+        request(5, range(3, 9), schema),
+        Request(6, request(6, range(3, 9)).prompt_token_ids, SamplingParams(4), "no-such-adapter"),
+        request(7, range(3, 9), SamplingParams(4, temperature=-1.0)),
+        request(8, range(3, 9)),
+    ]
+
+    outcome = run_on(engine, Block32Source(requests))
+
+    assert {seq: event.code for seq, event in outcome.failed.items()} == {
+        0: RequestErrorCode.TOKEN_OUT_OF_VOCABULARY,
+        1: RequestErrorCode.TOKEN_OUT_OF_VOCABULARY,
+        2: RequestErrorCode.PROMPT_TOO_LONG,
+        3: RequestErrorCode.EMPTY_PROMPT,
+        4: RequestErrorCode.INVALID_SCHEMA,
+        5: RequestErrorCode.INVALID_SCHEMA,
+        6: RequestErrorCode.UNKNOWN_LORA_ADAPTER,
+        7: RequestErrorCode.ENGINE_FAILED,
+    }
+    assert list(outcome.finished) == [8]
+    assert "no-such-type" not in outcome.failed[5].message
+
+
+def test_any_number_of_bad_requests_is_passed_over(engine: VllmEngine) -> None:
+    requests = [*(request(seq, []) for seq in range(200)), request(200, range(3, 9))]
+    outcome = run_on(engine, Block32Source(requests))
+
+    assert len(outcome.failed) == 200
+    assert list(outcome.finished) == [200]
+
+
+def test_answers_keep_to_a_json_schema(engine: VllmEngine) -> None:
+    schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
+    sampling = SamplingParams(max_tokens=60, temperature=0, json_schema=schema)
+    outcome = run_on(engine, Block32Source([request(seq, range(3, 9 + seq), sampling) for seq in range(4)]))
+
+    assert {event.output_text.replace(" ", "").replace("\n", "") for event in outcome.finished.values()} <= {
+        '{"a":1}',
+        '{"a":2}',
+    }
+    assert len(outcome.finished) == 4
+
+
+def test_a_request_that_takes_too_long_fails_alone(engine: VllmEngine) -> None:
+    def ticking() -> Iterator[float]:
+        now_s = 0.0
+        while True:
+            yield now_s
+            now_s += 1.0
+
+    clock = ticking()
+    engine._elapsed, before = (lambda: next(clock)), engine._elapsed
+    requests = [request(0, range(3, 9)), request(1, range(3, 40), LONG), request(2, range(5, 15))]
+    try:
+        outcome = run_with_policy(engine, Block32Source(requests), "fcfs", request_timeout_s=60)
+    finally:
+        engine._elapsed = before
+
+    assert sorted(outcome.finished) == [0, 2]
+    assert outcome.failed[1].code is RequestErrorCode.TIMED_OUT
+    assert engine._opened.core._scheduler.num_free_blocks() == 24
+
+
+@pytest.mark.slow
+def test_twenty_thousand_requests_go_through_a_bounded_window(engine: VllmEngine) -> None:
+    one_token = SamplingParams(max_tokens=1, temperature=0)
+    source = Block32Source(
+        [request(seq, range(3, 7 + seq % 8), one_token) for seq in range(MANY)], policy="dfs"
+    )
+    most_ahead = num_ended = 0
+
+    def look(event: EngineEvent) -> None:
+        nonlocal most_ahead, num_ended
+        if isinstance(event, RequestFinished):
+            num_ended += 1
+            most_ahead = max(most_ahead, source.num_fetched - num_ended)
+
+    for event in engine.run(source):
+        look(event)
+
+    assert num_ended == MANY
+    assert most_ahead <= 8 * 16
+
+
+def test_options_that_make_no_sense_are_refused_by_name(tiny_llama: object) -> None:
+    folder = tiny_llama  # type: ignore[assignment]  # a path
+    for passed, match in [
+        ({"no_such_option": 1}, "'no_such_option' is not known"),
+        ({"max_num_seqs": 4}, "BLEND_ENGINE__MAX_NUM_SEQS"),
+        ({"tensor_parallel_size": "two"}, "'tensor_parallel_size' must be of type int"),
+        ({"tensor_parallel_size": True}, "must be of type int"),
+    ]:
+        with pytest.raises(ConfigurationError, match=match):
+            options(folder, passed=passed)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="multiple of 32"):
+        options(folder, block_size=16)  # type: ignore[arg-type]

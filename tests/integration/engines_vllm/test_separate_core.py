@@ -1,0 +1,112 @@
+"""vLLM's core in a process of its own, as in production; the engine in its process group."""
+
+import os
+import signal
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted, StepWindow
+from blend_core.engines.process import EngineProcess
+from blend_core.engines.vllm.factory import make_vllm_engine
+from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.errors import EngineDiedError, EngineStartError
+from blend_core.model_store import ModelStore
+from blend_core.request import SamplingParams
+from blend_core.tokenizing import Tokenizer
+from tests.integration.engines_vllm.vllm_runs import BLOCK_SIZE, Block32Source, options
+from tests.unit.engines_torch.runs import Outcome, random_requests, request
+
+LONG = SamplingParams(max_tokens=600, temperature=0, ignore_eos=True)
+SCHEMA = SamplingParams(40, temperature=0, json_schema='{"enum": ["a", "b"]}')
+
+
+def separate(folder: Path) -> VllmEngineOptions:
+    passed = {"separate_core": True, "num_gpu_blocks_override": 121}
+    return options(folder, max_num_seqs=16, max_num_batched_tokens=128, passed=passed)
+
+
+def group(pid: int) -> list[psutil.Process]:
+    """The processes of a group that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothing(tiny_llama: Path) -> None:
+    process = EngineProcess(partial(make_vllm_engine, separate(tiny_llama)))
+    try:
+        assert process.open().details["separate_core"] == "true"
+        pid = process.pid
+        assert pid is not None
+        requests = [*random_requests(30), request(30, range(3, 9), SCHEMA), request(31, [])]
+        outcome = Outcome()
+        for event in process.run(Block32Source(requests, policy="fcfs")):
+            outcome.add(event)
+        assert sorted(outcome.finished) == list(range(31))
+        assert outcome.finished[30].output_text in ('"a"', '"b"')
+        assert list(outcome.failed) == [31]
+        assert outcome.total("num_decode_tokens") >= 30 * 15
+
+        (core,) = [one for one in group(pid) if "EngineCore" in " ".join(one.cmdline())]
+        admitted: set[int] = set()
+        events = process.run(Block32Source([request(seq, range(3, 9), LONG) for seq in range(8)]))
+
+        def take_and_kill(event: EngineEvent) -> None:
+            if isinstance(event, RequestsAdmitted):
+                admitted.update(event.seqs)
+            if isinstance(event, StepWindow) and core.is_running():
+                os.kill(core.pid, signal.SIGKILL)
+
+        with pytest.raises(EngineDiedError, match="ended"):
+            deque(map(take_and_kill, events))
+        assert admitted == set(range(8))
+        deadline = time.monotonic() + 10
+        while group(pid) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not group(pid)
+    finally:
+        process.close()
+
+
+@pytest.mark.slow
+def test_vllm_that_cannot_start_says_why(tiny_llama: Path) -> None:
+    process = EngineProcess(
+        partial(
+            make_vllm_engine, options(tiny_llama, passed={"separate_core": False, "quantization": "fp8x"})
+        )
+    )
+    try:
+        with pytest.raises(EngineStartError, match="vLLM did not start"):
+            process.open()
+    finally:
+        process.close()
+
+
+@pytest.mark.slow
+def test_a_real_model_answers(tmp_path: Path) -> None:
+    folder = ModelStore(tmp_path / "models").resolve("smollm2-135m")
+    changes = {"dtype": "bfloat16", "passed": {"separate_core": False, "num_gpu_blocks_override": 65}}
+    process = EngineProcess(partial(make_vllm_engine, options(folder, max_num_batched_tokens=256, **changes)))
+    chats = [[{"role": "user", "content": "What is the capital of France?"}]] * 2
+    prompts = Tokenizer(folder).encode_chat(chats)
+    asked = [request(seq, ids.tolist(), SamplingParams(12, temperature=0)) for seq, ids in enumerate(prompts)]
+    try:
+        process.open()
+        events = list(process.run(Block32Source(asked)))
+    finally:
+        process.close()
+    answers = [event for event in events if isinstance(event, RequestFinished)]
+    assert len(answers) == 2
+    assert all("Paris" in event.output_text for event in answers)
+    assert {event.num_cached_tokens % BLOCK_SIZE for event in answers} == {0}

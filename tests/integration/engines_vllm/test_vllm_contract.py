@@ -1,0 +1,173 @@
+"""What our scheduler rests on in vLLM, assumption by assumption: a new vLLM fails here by name.
+
+The parts are not public, so each is looked at in the vLLM that is installed.
+"""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT, AdmissionQueue
+from blend_core.engines.vllm.engine import VllmEngine
+from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
+from blend_core.engines.vllm.passed_options import PASSED_OPTIONS
+from blend_core.request import SamplingParams
+from tests.integration.engines_vllm.vllm_runs import Block32Source, run_on
+from tests.unit.engines_torch.runs import random_requests, request
+
+
+@pytest.fixture
+def scheduler(engine: VllmEngine) -> Any:
+    return engine._opened.core._scheduler
+
+
+def parameters(function: object) -> list[str]:
+    return list(inspect.signature(function).parameters)  # type: ignore[arg-type]  # any function
+
+
+def test_the_installed_series_is_the_one_that_is_supported() -> None:
+    found = installed_vllm()
+    assert found is not None
+    assert found.version.startswith(f"{SUPPORTED_SERIES}.")
+
+
+def test_every_option_that_passes_through_is_known_to_vllm() -> None:
+    from vllm import EngineArgs
+
+    assert PASSED_OPTIONS.keys() <= EngineArgs.__dataclass_fields__.keys()
+
+
+def test_the_queue_has_every_method_of_vllms_queues() -> None:
+    from vllm.v1.core.sched.request_queue import RequestQueue
+
+    missing = [name for name in RequestQueue.__abstractmethods__ if not hasattr(AdmissionQueue, name)]
+    assert not missing
+    for name in RequestQueue.__abstractmethods__:
+        assert parameters(getattr(AdmissionQueue, name)) == parameters(getattr(RequestQueue, name)), name
+
+
+def test_schedule_and_update_have_the_signatures_that_are_overridden() -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from blend_core.engines.vllm.scheduler import PolicyScheduler
+
+    for name in ("schedule", "update_from_output"):
+        assert parameters(getattr(AsyncScheduler, name)) == parameters(getattr(PolicyScheduler, name)), name
+
+
+def test_nothing_else_of_the_scheduler_is_overridden() -> None:
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from blend_core.engines.vllm.scheduler import PolicyScheduler
+
+    own = {name for name, value in vars(PolicyScheduler).items() if inspect.isfunction(value)}
+    assert {name for name in own if hasattr(AsyncScheduler, name)} == {
+        "__init__",
+        "schedule",
+        "update_from_output",
+    }
+
+
+def test_schedule_asks_bool_then_peeks_then_pops(scheduler: Any) -> None:
+    """`bool(queue)` guards `peek_request`; `pop_request` follows an allocation, or skips."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    source = inspect.getsource(Scheduler.schedule)
+    asked = [
+        source.index(text)
+        for text in (
+            "if not request_queue or",
+            "request_queue.peek_request()",
+            "                    num_tokens_past_hit,\n",
+            "request = request_queue.pop_request()\n                self.deferred_waiting.discard",
+            "RequestStatus.RUNNING\n                request.num_computed_tokens = num_computed_tokens",
+            "self.waiting.prepend_requests(step_skipped_waiting)",
+        )
+    ]
+    assert asked == sorted(asked)
+
+
+def test_the_token_budget_of_a_step_is_an_attribute_that_schedule_reads() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    assert "token_budget = self.max_num_scheduled_tokens" in inspect.getsource(Scheduler.schedule)
+
+
+def test_a_preempted_request_comes_back_by_prepend_request() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    source = inspect.getsource(Scheduler._preempt_request)
+    assert "self.waiting.prepend_request(request)" in source
+    assert "request.num_computed_tokens = 0" in source
+
+
+def test_ids_of_ended_requests_are_kept_until_a_step_is_scheduled() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    assert "self.finished_req_ids.add(request_id)" in inspect.getsource(Scheduler._free_request)
+    assert "self.finished_req_ids = set()" in inspect.getsource(Scheduler._update_after_schedule)
+
+
+def test_the_scheduler_has_the_attributes_that_are_read(scheduler: Any) -> None:
+    pool = scheduler.kv_cache_manager.block_pool
+    assert scheduler.waiting is scheduler.admission
+    assert pool.num_gpu_blocks == 25
+    assert pool.get_num_free_blocks() == 24
+    assert scheduler.kv_cache_manager.usage == 0.0
+    assert scheduler.max_num_active_reqs == 16
+    assert scheduler.max_num_scheduled_tokens == scheduler.scheduler_config.max_num_batched_tokens == 128
+    assert scheduler.running == []
+    assert scheduler.lora_config is None
+    assert scheduler.vllm_config.additional_config == {}
+
+
+def test_a_request_has_the_attributes_that_are_read() -> None:
+    from vllm import SamplingParams as VllmSampling
+    from vllm.v1.request import Request, RequestStatus
+
+    one = Request("1-a", [5, 6, 7], VllmSampling(max_tokens=4, extra_args={SEQ_ARGUMENT: 1}), None)
+    assert one.sampling_params.extra_args[SEQ_ARGUMENT] == 1
+    assert (one.num_tokens, one.num_prompt_tokens, one.num_output_tokens) == (3, 3, 0)
+    assert (one.num_computed_tokens, one.num_output_placeholders, one.num_stale_output_tokens) == (0, 0, 0)
+    assert (one.max_tokens, one.drop_stale_output, one.lora_request) == (4, False, None)
+    assert one.status == RequestStatus.WAITING
+    assert {"RUNNING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"} <= set(RequestStatus.__members__)
+
+
+def test_cached_blocks_of_a_waiting_request_are_told_with_their_references(
+    engine: VllmEngine, scheduler: Any
+) -> None:
+    run_on(engine, Block32Source([request(0, range(3, 103))]))
+    from vllm import SamplingParams as VllmSampling
+    from vllm.v1.request import Request
+
+    hasher = engine._opened.core._llm_engine.engine_core.engine_core.request_block_hasher
+    one = Request("9-a", list(range(3, 103)), VllmSampling(), None, block_hasher=hasher)
+    blocks, num_tokens, _ = scheduler.kv_cache_manager.get_computed_blocks(one)
+    assert num_tokens == 96
+    assert [block.ref_cnt for block in blocks.blocks[0]] == [0, 0, 0]
+    assert scheduler.num_held_blocks(one) == 0
+
+
+def test_a_step_that_was_prepared_is_the_one_that_vllm_computes(engine: VllmEngine, scheduler: Any) -> None:
+    """`EngineCore.step` calls `schedule` once, and nothing between `has_requests` and it."""
+    from vllm.v1.engine.core import EngineCore
+
+    for step in (EngineCore.step, EngineCore.step_with_batch_queue):
+        assert inspect.getsource(step).count("self.scheduler.schedule(") == 1
+        assert inspect.getsource(step).count("self.scheduler.update_from_output(") == 1
+
+
+def test_a_separate_core_queues_its_outputs_where_they_can_be_looked_for() -> None:
+    from vllm.v1.engine.core_client import SyncMPClient
+
+    assert "self.outputs_queue" in inspect.getsource(SyncMPClient.__init__)
+    assert "self.outputs_queue.get()" in inspect.getsource(SyncMPClient.get_output)
+
+
+def test_outputs_say_what_events_need(engine: VllmEngine) -> None:
+    outcome = run_on(engine, Block32Source(random_requests(2, sampling=SamplingParams(3, temperature=0.0))))
+    for event in outcome.finished.values():
+        assert event.finish_reason in ("stop", "length")
+        assert event.num_output_tokens <= 3

@@ -1,0 +1,241 @@
+"""The queue and its gate on a small fake of vLLM's scheduler."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
+
+from cases import random_job
+from checked_policy import CheckedPolicy
+
+from blend_core.engines.vllm.admission_queue import Readiness
+from blend_core.policies.base import Side
+from blend_core.policies.factory import POLICY_NAMES, make_policy
+from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
+
+
+class WaitingForItsHead(CheckedPolicy):
+    """Names nothing while its head is not ready, whatever else is: the queue has to help itself."""
+
+    def next_request(self, view):
+        return self._inner.next_request(view)
+
+
+def start(scheduler, job, policy="fcfs", order=None, kind=CheckedPolicy):
+    """Begins a run under a policy that checks its contract; returns it."""
+    plan = job.plan(order)
+    checked = kind(make_policy(policy, plan, scheduler.limits), plan, scheduler.limits)
+    scheduler.queue.start(checked, plan.revision)
+    return checked
+
+
+def requests_of(job):
+    return [
+        FakeRequest(seq, prompt, output)
+        for seq, (prompt, output) in enumerate(zip(job.prompts, job.output_tokens, strict=True))
+    ]
+
+
+def run_all(scheduler, job, checked, most_steps=3000):
+    ended = []
+    for _ in range(most_steps):
+        if not checked.num_waiting and not scheduler.running:
+            break
+        before = set(scheduler.requests)
+        scheduler.step()
+        ended += [int(one.split("-")[0]) for one in before - set(scheduler.requests)]
+    assert sorted(ended) == list(range(len(job.prompts))), "a request never ended"
+    assert scheduler.free == scheduler.limits.num_blocks
+    assert len(scheduler.queue) == 0
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("num_blocks", [14, 60])
+def test_everything_runs_once_under_every_policy_and_its_contract_holds(policy, num_blocks):
+    job = random_job(3, num_requests=40, block_size=BLOCK_SIZE, wrong=True)
+    scheduler = FakeScheduler(num_blocks=num_blocks)
+    checked = start(scheduler, job, policy)
+    for request in requests_of(job):
+        scheduler.add(request)
+
+    run_all(scheduler, job, checked)
+
+    if num_blocks == 14 and policy != "density_matched":
+        assert checked.num_preempted > 0
+
+
+def test_a_request_is_offered_until_it_is_taken_and_the_gate_closes_behind_the_last():
+    job = random_job(0, num_requests=2, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    start(scheduler, job, order=[1, 0])
+    first, second = [scheduler.add(one) for one in requests_of(job)]
+    scheduler.queue.begin_step()
+
+    assert scheduler.queue
+    assert scheduler.queue.peek_request() is second
+    assert scheduler.queue.peek_request() is second
+    assert scheduler.queue.pop_request() is second
+    second.status, second.num_computed_tokens = "running", 0
+    assert scheduler.queue
+    assert scheduler.queue.pop_request() is first
+    first.status = "running"
+    assert not scheduler.queue
+    assert len(scheduler.queue) == 0
+    with pytest.raises(IndexError):
+        scheduler.queue.peek_request()
+
+
+def test_what_waits_is_counted_while_the_gate_is_closed():
+    job = random_job(1, num_requests=6, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(max_num_seqs=1)
+    start(scheduler, job)
+    for request in requests_of(job):
+        scheduler.add(request)
+    scheduler.step()
+
+    scheduler.queue.begin_step()
+    assert not scheduler.queue
+    assert len(scheduler.queue) == len(list(scheduler.queue)) == 5
+
+
+def test_a_skipped_request_is_not_admitted_and_waits_again():
+    job = random_job(2, num_requests=4, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(skips={"0-x"})
+    checked = start(scheduler, job, order=[0, 1, 2, 3], kind=WaitingForItsHead)
+    for request in requests_of(job):
+        scheduler.add(request)
+
+    assert scheduler.step()[0] == [1]
+    assert checked.admissions == [1]
+    assert len(scheduler.queue) == 3
+    scheduler.skips.clear()
+
+    run_all(scheduler, job, checked)
+    assert 0 in checked.admissions
+
+
+def test_when_nothing_runs_the_gate_opens_for_what_is_ready_though_the_head_is_not():
+    job = random_job(4, num_requests=3, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    checked = start(scheduler, job, order=[0, 1, 2], kind=WaitingForItsHead)
+    blocked, *others = [scheduler.add(one) for one in requests_of(job)]
+    blocked.readiness = Readiness.BLOCKED
+    # What the policy waits for was told to the queue as blocked only now.
+    assert not scheduler.queue.is_ready(0)
+
+    ran, _ = scheduler.step()
+
+    assert ran
+    assert 0 not in ran
+    assert others
+    blocked.readiness = Readiness.READY
+    run_rest = 0
+    while checked.num_waiting or scheduler.running:
+        scheduler.step()
+        run_rest += 1
+        assert run_rest < 500
+
+
+def test_a_request_that_vllm_refuses_is_offered_to_be_skipped_once_and_then_removed():
+    job = random_job(5, num_requests=3, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    checked = start(scheduler, job, order=[0, 1, 2], kind=WaitingForItsHead)
+    waiting = requests_of(job)
+    waiting[1].readiness = Readiness.BLOCKED
+    for request in waiting:
+        scheduler.add(request)
+    waiting[1].readiness = Readiness.REFUSED
+
+    scheduler.step()
+    assert 1 not in checked.admissions
+    scheduler.abort(waiting[1])
+
+    while checked.num_waiting or scheduler.running:
+        scheduler.step()
+    assert sorted(set(checked.admissions)) == [0, 2]
+
+
+@pytest.mark.parametrize("when", ["waiting", "running"])
+def test_an_aborted_request_leaves_the_policy(when):
+    job = random_job(6, num_requests=4, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(max_num_seqs=2)
+    checked = start(scheduler, job, order=[0, 1, 2, 3])
+    waiting = [scheduler.add(one) for one in requests_of(job)]
+    for request in waiting:
+        request.longest = 50
+    scheduler.step()
+    scheduler.abort(waiting[0 if when == "running" else 3])
+
+    scheduler.step()
+
+    assert len(checked.in_flight) == len(scheduler.running) == 2
+    assert checked.num_waiting == 1
+
+
+def test_a_released_request_is_unknown_to_the_policy_no_more_than_before():
+    job = random_job(7, num_requests=6, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(max_num_seqs=1)
+    checked = start(scheduler, job, order=[0, 1, 2, 3, 4, 5])
+    waiting = [scheduler.add(one) for one in requests_of(job)]
+    waiting[0].longest = 30
+    scheduler.step()
+
+    assert scheduler.control.release([0, 3, 4]) == (3, 4)
+
+    assert len(scheduler.queue) == 5, "vLLM still has it"
+    for request in (waiting[3], waiting[4]):
+        scheduler.abort(request)
+    assert checked.num_waiting == 5
+    for seq in (3, 4):
+        scheduler.add(FakeRequest(seq, job.prompts[seq], job.output_tokens[seq]))
+    run_all_seqs = set()
+    while checked.num_waiting or scheduler.running:
+        run_all_seqs |= set(scheduler.step()[0])
+    assert run_all_seqs == set(range(6))
+
+
+def test_prompt_tokens_stay_within_the_policys_budget():
+    job = random_job(8, num_requests=30, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=60, max_num_batched_tokens=24)
+    checked = start(scheduler, job, "dual_scan")
+    for request in requests_of(job):
+        scheduler.add(request)
+
+    run_all(scheduler, job, checked)
+
+    assert all(used <= budget for used, budget in zip(scheduler.prefilled, scheduler.budgets, strict=True))
+
+
+def test_preempted_requests_come_first_on_their_side():
+    job = random_job(9, num_requests=10, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=40)
+    checked = start(scheduler, job, "dual_scan")
+    for request in requests_of(job):
+        request.longest = 40
+        scheduler.add(request)
+    while not checked.num_preempted:
+        scheduler.step()
+    (seq, side) = next(iter(checked._preempted.items()))
+    assert side in Side
+    assert seq in scheduler.control.upcoming(2)
+
+
+def test_counts_of_steps_add_up_over_preemptions():
+    job = random_job(10, num_requests=24, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14)
+    checked = start(scheduler, job)
+    for request in requests_of(job):
+        scheduler.add(request)
+    prefill = recomputed = decode = 0
+    while checked.num_waiting or scheduler.running:
+        _, counts = scheduler.step()
+        if counts is not None:
+            prefill += counts.num_prefill_tokens
+            recomputed += counts.num_recomputed_tokens
+            decode += counts.num_decode_tokens
+
+    assert checked.num_preempted > 0
+    assert prefill - recomputed == sum(map(len, job.prompts))
+    assert decode == sum(job.output_tokens) - len(job.prompts)
