@@ -198,14 +198,12 @@ def test_a_chunk_is_no_larger_than_a_step(make_plan, view):
     assert desk.clock < 3_000
 
 
-def test_the_right_side_leaves_room_for_what_the_next_prompt_does_not_share(make_plan, view):
+def test_room_is_kept_for_what_the_next_prompt_of_the_left_side_does_not_find(make_plan, view):
     requests = [*dense(20, prompt=800), *long((200,) * 20, prompt=50)]
     limits = []
     for num_held_blocks in (0, 175):
-        view.held = dict.fromkeys(range(20), num_held_blocks)
         desk = desk_of(make_plan, view, requests, shared=[*[700] * 20, *[0] * 20])
-        while 0 not in desk.side:
-            desk.step()
+        view.held = dict.fromkeys(range(20), num_held_blocks)
         desk.policy.begin_step(view)
         limits.append(desk.policy._right_limit_tokens)
     assert limits[1] - limits[0] == 700
