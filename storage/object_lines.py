@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,29 +57,31 @@ def read_chunks(
             if etag is not None:
                 arguments["IfMatch"] = etag
             response = client.get_object(**arguments)
-            if etag is not None and response["ETag"] != etag:
-                raise changed_error(uri)
-            etag = response["ETag"]
-            # A server that ignores the range sends the object from its beginning to its end.
-            is_part = "ContentRange" in response
-            num_to_skip = 0 if is_part else offset
-            sent_to = response["ContentLength"] + (offset if is_part else 0)
-            if stop is None:
-                stop = sent_to
-            elif sent_to < stop or (sent_to > stop and (is_part or end is None)):
-                raise changed_error(uri)
-            for chunk in response["Body"].iter_chunks(CHUNK_BYTES):
-                if num_to_skip:
-                    num_skipped = min(num_to_skip, len(chunk))
-                    num_to_skip -= num_skipped
-                    chunk = chunk[num_skipped:]
-                if chunk:
-                    chunk = chunk[: stop - offset]
-                    offset += len(chunk)
-                    num_tries, delay_s = 0, _FIRST_DELAY_S
-                    yield chunk
-                    if offset == stop:
-                        break
+            # What is left of a body that nobody reads to its end would hold the connection.
+            with closing(response["Body"]) as body:
+                if etag is not None and response["ETag"] != etag:
+                    raise changed_error(uri)
+                etag = response["ETag"]
+                # A server that ignores the range sends the object from its beginning to its end.
+                is_part = "ContentRange" in response
+                num_to_skip = 0 if is_part else offset
+                sent_to = response["ContentLength"] + (offset if is_part else 0)
+                if stop is None:
+                    stop = sent_to
+                elif sent_to < stop or (sent_to > stop and (is_part or end is None)):
+                    raise changed_error(uri)
+                for chunk in body.iter_chunks(CHUNK_BYTES):
+                    if num_to_skip:
+                        num_skipped = min(num_to_skip, len(chunk))
+                        num_to_skip -= num_skipped
+                        chunk = chunk[num_skipped:]
+                    if chunk:
+                        chunk = chunk[: stop - offset]
+                        offset += len(chunk)
+                        num_tries, delay_s = 0, _FIRST_DELAY_S
+                        yield chunk
+                        if offset == stop:
+                            break
             if offset < stop:
                 raise SourceUnavailableError(f"{uri} broke off at byte {offset} of {stop}.", uri=uri)
         except SourceUnavailableError:

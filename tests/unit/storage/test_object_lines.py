@@ -1,7 +1,7 @@
 import gzip
 import io
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -102,7 +102,7 @@ class BreakingServer:
 
     def __init__(self, data: bytes, breaks: list[int], heeds_range: bool = True) -> None:
         self.data, self.breaks, self.heeds_range, self.etag = data, breaks, heeds_range, '"1"'
-        self.num_calls = 0
+        self.num_calls = self.num_closed = 0
 
     def get_object(self, **arguments: str) -> dict[str, Any]:
         self.num_calls += 1
@@ -123,8 +123,12 @@ class BreakingServer:
     def _body(self, start: int, num_bytes: int) -> Any:
         data = self.data[start : start + num_bytes]
         breaks_off = start + num_bytes < len(self.data)
+        server = self
 
         class Body:
+            def close(self) -> None:
+                server.num_closed += 1
+
             def iter_chunks(self, size: int) -> Iterator[bytes]:
                 stream = io.BytesIO(data)
                 while chunk := stream.read(3):
@@ -141,7 +145,16 @@ def test_a_broken_connection_is_resumed_at_its_byte(heeds_range: bool) -> None:
     breaks = [10, 25, 0, 40] if heeds_range else [10, 30, 0, 70]
     server = BreakingServer(data, breaks, heeds_range)
     assert b"".join(read_chunks(server, "b", "k", None, sleep=lambda s: None)) == data
-    assert server.num_calls == 5
+    assert server.num_calls == server.num_closed == 5
+
+
+def test_a_body_that_nobody_reads_to_its_end_is_closed() -> None:
+    server = BreakingServer(bytes(100), [])
+    chunks = read_chunks(server, "b", "k", None)
+    next(iter(chunks))
+    assert server.num_closed == 0
+    cast(Generator[bytes], chunks).close()
+    assert server.num_closed == 1
 
 
 def test_a_server_that_never_gets_further_is_given_up() -> None:
