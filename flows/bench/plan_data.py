@@ -81,6 +81,8 @@ def _table(seq: Ints, prompts: list[npt.NDArray[np.int32]], max_tokens: Ints, mi
         "top_k": np.zeros(n, dtype=np.int32),
         "seed": pa.nulls(n, pa.int64()),
         "stop": [[]] * n,
+        "json_schema": pa.nulls(n, pa.string()),
+        "lora_adapter": pa.nulls(n, pa.string()),
         "ignore_eos": np.zeros(n, dtype=np.bool_),
         "body": [b""] * n,
     }
