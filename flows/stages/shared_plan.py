@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from blend_core.engines.base import StepWindow
+from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.plan import Plan
 from flows.job_source import pending_part
 from flows.stages.context import JobContext
@@ -100,18 +100,24 @@ class SharedPlan:
         with self._lock:
             self._held.start(rank, seqs)
 
-    def ended(self, rank: int, seq: int) -> Lease | None:
-        """A request ended on a rank: its lease, or None where it is not the rank's any more."""
+    def ended(self, rank: int, event: RequestFinished | RequestFailed) -> bool:
+        """A request ended on a rank: records it, unless it is not the rank's any more; whether it was."""
+        seq = event.seq
         with self._lock:
             if not self.holds(rank, seq):
-                return None
+                return False
             lease = self._held.end(seq)
+            # Under the lock: what has ended here is with the recorder before its lease can be taken away.
+            if isinstance(event, RequestFinished):
+                self._recorder.finished(event, lease)
+            else:
+                self._recorder.failed(event, lease)
             self._replanner.ended(seq)
             for progress in self._progress.values():
                 progress.ended(seq)
             self._num_ended += 1
             self.count()
-            return lease
+            return True
 
     def count(self) -> None:
         """Tells how many requests have ended."""
@@ -167,6 +173,8 @@ class SharedPlan:
     def release_expired(self) -> None:
         """Frees shards whose lease has run out, so that a rank may take them over."""
         with self._lock:
+            # Committed under the old lease: nobody runs again what has ended.
+            self._recorder.flush()
             self._release(release_expired(self._context.wiring.database, self._context.run))
 
     def give_up(self, rank: int) -> bool:
