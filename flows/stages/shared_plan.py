@@ -55,7 +55,7 @@ class SharedPlan:
         self._replanner = replanner
         self._progress = {plan.revision: PlanProgress(plan, pending)}
         self._lock = threading.RLock()
-        self._live = set(range(num_ranks))
+        self._live = frozenset(range(num_ranks))
         self._held = HeldShards()
         self._changed = [False] * num_ranks
         self._low_s = 0.0
@@ -77,9 +77,8 @@ class SharedPlan:
 
     @property
     def live_ranks(self) -> list[int]:
-        """Ranks that are not given up."""
-        with self._lock:
-            return sorted(self._live)
+        """Ranks that are not given up. Waits for no lock: signs of life must not wait for a slow database."""
+        return sorted(self._live)
 
     def requests_of(self, rank: int) -> list[int]:
         """Requests without an end that the rank holds."""
@@ -183,7 +182,7 @@ class SharedPlan:
             if self._live == {rank}:
                 return False
             self._recorder.flush()
-            self._live.discard(rank)
+            self._live -= {rank}
             self._release(release_rank(self._context.wiring.database, self._context.run, rank))
             return True
 
