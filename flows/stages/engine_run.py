@@ -113,6 +113,10 @@ class EngineRun:
         context = self._context
         limits = context.wiring.settings.engine
         self._open_engine(engine, limits.start_limit_s)
+        # Opening takes long: others may have taken over meanwhile what was to start here.
+        self._follow()
+        if self._plan.is_over or not self._open:
+            return
         watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
         try:
             with watch:

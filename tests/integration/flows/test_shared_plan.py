@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from blend_core.engines.base import RequestFinished
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestFinished, RequestSource
 from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary, frozen
 from flows.job_spec import BatchJobSpec
@@ -16,6 +17,8 @@ from flows.progress import SilentProgress
 from flows.running import create_job
 from flows.settings import Settings
 from flows.stages.context import JobContext, run_in_threads
+from flows.stages.engine_run import EngineRun, SharedParts
+from flows.stages.parts import Part
 from flows.stages.replan import Replanner
 from flows.stages.shared_plan import SharedPlan
 from flows.stopping import StopSignal
@@ -31,8 +34,9 @@ pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
 NUM_REQUESTS = 64
 
-# A plan without samples is not planned anew.
-NO_SHARDS: Any = None
+# A plan without samples is not planned anew, and the engine here looks at no request.
+NO_SHARDS: Any = SimpleNamespace(fetch=None)
+NOTHING: Any = None
 
 
 @pytest.fixture
@@ -153,3 +157,37 @@ def test_what_a_rank_ended_before_it_was_given_up_is_kept(
 
     assert pending_seqs(context.wiring.database, context.job_id).tolist() == []
     assert shared.live_ranks == [1]
+
+
+class SlowEngine:
+    """An engine that answers everything; while it opens, the other rank takes over what it can."""
+
+    pid = None
+
+    def __init__(self, shared: SharedPlan) -> None:
+        self.ran: list[int] = []
+        self._shared = shared
+
+    def open(self) -> EngineInfo:
+        for seq in self._shared.requests_of(1):
+            assert self._shared.ended(1, answer(seq))
+        assert self._shared.take_over(1)
+        return EngineInfo("slow", NOTHING, NOTHING, NOTHING, {})
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        self.ran = source.plan().seq.tolist()
+        for seq in self.ran:
+            yield answer(seq)
+
+
+def test_an_engine_does_not_begin_what_was_taken_over_while_it_opened(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    held = shared.requests_of(0)
+    part = Part(np.array(held, dtype=np.int64), is_suspect=False)
+    engine: Any = SlowEngine(shared)
+
+    EngineRun(context, SharedParts(shared, NO_SHARDS, recorder), 0, part, 0).run(engine)
+
+    assert 0 < len(shared.requests_of(1)) < len(held)
+    assert sorted([*engine.ran, *shared.requests_of(1)]) == sorted(held)
