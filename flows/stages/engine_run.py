@@ -20,7 +20,6 @@ from flows.stages.stall_watch import StallWatch
 from storage.recorder import Recorder
 from storage.request_shards import RequestShards
 from storage.runs import set_run_details
-from storage.shards import Lease
 from storage.suspects import pending_suspects
 
 # How long an engine that is told to stop may say nothing: a job that was cancelled does not wait for a hang.
@@ -114,6 +113,10 @@ class EngineRun:
         context = self._context
         limits = context.wiring.settings.engine
         self._open_engine(engine, limits.start_limit_s)
+        # Opening takes long: others may have taken over meanwhile what was to start here.
+        self._follow()
+        if self._plan.is_over or not self._open:
+            return
         watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
         try:
             with watch:
@@ -149,14 +152,9 @@ class EngineRun:
                 self.in_flight.update(dict.fromkeys(started))
                 self._plan.started(self._rank, started)
             case RequestFinished():
-                lease = self._ended(event.seq)
-                if lease is not None:
-                    self.num_answers += 1
-                    self._recorder.finished(event, lease)
+                self.num_answers += self._ended(event)
             case RequestFailed():
-                lease = self._ended(event.seq)
-                if lease is not None:
-                    self._recorder.failed(event, lease)
+                self._ended(event)
             case StepWindow():
                 # An engine counts its windows from 0; on the rank they go on where the engine before stopped.
                 self._plan.record_window(self._rank, replace(event, batch_index=self.num_windows))
@@ -164,11 +162,11 @@ class EngineRun:
             case _:
                 assert_never(event)
 
-    def _ended(self, seq: int) -> Lease | None:
-        """The lease to record the end under; None where another rank has taken the request over."""
-        self._open.pop(seq, None)
-        self.in_flight.pop(seq, None)
-        return self._plan.ended(self._rank, seq)
+    def _ended(self, event: RequestFinished | RequestFailed) -> bool:
+        """Records an end; False where another rank has taken the request over."""
+        self._open.pop(event.seq, None)
+        self.in_flight.pop(event.seq, None)
+        return self._plan.ended(self._rank, event)
 
     def _follow(self) -> None:
         """Heeds a stop, and what has changed of the plan and of what the rank holds."""

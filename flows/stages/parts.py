@@ -55,7 +55,7 @@ def set_culprits_aside(
     Args:
         context: the run.
         plan: who holds what.
-        recorder: takes the rows.
+        recorder: writes the rows.
         rank: the rank.
         now_s: seconds since the epoch.
 
@@ -65,9 +65,7 @@ def set_culprits_aside(
     """
     culprits = [suspect for suspect in _suspects(context, plan, rank) if suspect.is_culprit]
     for culprit in culprits:
-        lease = plan.ended(rank, culprit.seq)
-        if lease is not None:
-            recorder.failed(_failure(culprit, now_s), lease)
+        plan.ended(rank, _failure(culprit, now_s))
     if culprits:
         recorder.flush()
     return [culprit.seq for culprit in culprits]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable, Sequence
 
-from blend_core.engines.base import StepWindow
+from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.plan import Plan
 from flows.job_source import pending_part
 from flows.stages.context import JobContext
@@ -55,7 +55,7 @@ class SharedPlan:
         self._replanner = replanner
         self._progress = {plan.revision: PlanProgress(plan, pending)}
         self._lock = threading.RLock()
-        self._live = set(range(num_ranks))
+        self._live = frozenset(range(num_ranks))
         self._held = HeldShards()
         self._changed = [False] * num_ranks
         self._low_s = 0.0
@@ -77,9 +77,8 @@ class SharedPlan:
 
     @property
     def live_ranks(self) -> list[int]:
-        """Ranks that are not given up."""
-        with self._lock:
-            return sorted(self._live)
+        """Ranks that are not given up. Waits for no lock: signs of life must not wait for a slow database."""
+        return sorted(self._live)
 
     def requests_of(self, rank: int) -> list[int]:
         """Requests without an end that the rank holds."""
@@ -100,18 +99,24 @@ class SharedPlan:
         with self._lock:
             self._held.start(rank, seqs)
 
-    def ended(self, rank: int, seq: int) -> Lease | None:
-        """A request ended on a rank: its lease, or None where it is not the rank's any more."""
+    def ended(self, rank: int, event: RequestFinished | RequestFailed) -> bool:
+        """A request ended on a rank: records it, unless it is not the rank's any more; whether it was."""
+        seq = event.seq
         with self._lock:
             if not self.holds(rank, seq):
-                return None
+                return False
             lease = self._held.end(seq)
+            # Under the lock: what has ended here is with the recorder before its lease can be taken away.
+            if isinstance(event, RequestFinished):
+                self._recorder.finished(event, lease)
+            else:
+                self._recorder.failed(event, lease)
             self._replanner.ended(seq)
             for progress in self._progress.values():
                 progress.ended(seq)
             self._num_ended += 1
             self.count()
-            return lease
+            return True
 
     def count(self) -> None:
         """Tells how many requests have ended."""
@@ -167,6 +172,8 @@ class SharedPlan:
     def release_expired(self) -> None:
         """Frees shards whose lease has run out, so that a rank may take them over."""
         with self._lock:
+            # Committed under the old lease: nobody runs again what has ended.
+            self._recorder.flush()
             self._release(release_expired(self._context.wiring.database, self._context.run))
 
     def give_up(self, rank: int) -> bool:
@@ -175,7 +182,7 @@ class SharedPlan:
             if self._live == {rank}:
                 return False
             self._recorder.flush()
-            self._live.discard(rank)
+            self._live -= {rank}
             self._release(release_rank(self._context.wiring.database, self._context.run, rank))
             return True
 
