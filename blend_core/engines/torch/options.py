@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from blend_core.engines.option_checks import check_step_options
 from blend_core.errors import ConfigurationError
 from blend_core.specs import DeviceProfile
 
@@ -50,22 +51,15 @@ class TorchEngineOptions:
             raise ConfigurationError(f"dtype {self.dtype!r} is unknown; choose one of {', '.join(_DTYPES)}.")
         if self.kv_capacity_bytes is not None and self.num_blocks is not None:
             raise ConfigurationError("Give either kv_capacity_bytes or num_blocks, not both.")
-        for name in (
-            "block_size",
-            "kv_capacity_bytes",
-            "num_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_model_len",
-            "num_threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ConfigurationError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigurationError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_num_seqs "
-                f"({self.max_num_seqs}); every decoding request needs a token of each step, so raise it."
-            )
+        check_step_options(
+            self,
+            (
+                "block_size",
+                "kv_capacity_bytes",
+                "num_blocks",
+                "max_num_seqs",
+                "max_num_batched_tokens",
+                "max_model_len",
+                "num_threads",
+            ),
+        )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from blend_core.engines.option_checks import check_step_options
 from blend_core.engines.vllm.passed_options import OWN_OPTIONS, check_passed_options
 from blend_core.errors import ConfigurationError
 from blend_core.specs import DeviceProfile
@@ -48,23 +49,16 @@ class VllmEngineOptions:
 
     def __post_init__(self) -> None:
         """Raises `ConfigurationError` naming the option that makes no sense."""
-        for name in (
-            "block_size",
-            "kv_capacity_bytes",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "num_threads",
-        ):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be at least 1.")
-        if self.request_timeout_s is not None and not self.request_timeout_s > 0:
-            raise ConfigurationError(f"request_timeout_s is {self.request_timeout_s}; it must be above 0.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigurationError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_num_seqs "
-                f"({self.max_num_seqs}); every decoding request needs a token of each step, so raise it."
-            )
+        check_step_options(
+            self,
+            (
+                "block_size",
+                "kv_capacity_bytes",
+                "max_num_seqs",
+                "max_num_batched_tokens",
+                "num_threads",
+            ),
+        )
         check_passed_options(self.passed)
         if self.is_on_cpu and self.block_size % CPU_BLOCK_TOKENS:
             raise ConfigurationError(
