@@ -4,14 +4,11 @@ from collections.abc import Iterator
 from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from blend_core.plan import Plan
 from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
 from blend_core.policies.in_flight import InFlight
-from blend_core.policies.kv_projection import DEVIATIONS, KvProjection
 from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.look_ahead import LookAhead
 from blend_core.policies.matching_rules import MatchingRules
 from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
 from blend_core.policies.queued import FOR_EVER, QueuedPolicy
@@ -63,15 +60,13 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._decode_kv_tokens = 0
         self._num_decoding = 0
         self._capacity_tokens = limits.num_blocks * limits.block_size
-        self._projection = KvProjection(DEVIATIONS if rules.keeps_deviations else 0.0)
-        self._pace = Pace.of(Work(), Work(), RunningWork(), limits)
+        self._look_ahead = LookAhead(ledger, self._sides, rules)
+        self._pace = Pace.of(Work(), Work(), RunningWork(), limits, plan.step_times)
+        self._balances = False
         self._right_limit_tokens = 0.0
         self._left_allowance = 0.0
         self._saved_tokens = 0.0
         self._left_place: tuple[int, int] | None = None
-        self._candidate: int | None = None
-        self._looked_at = (-1, -1)
-        self._look_again_at = 0
         self._refresh_at = 0
         self._learn_at = 0
         super().__init__(plan, limits, ledger)
@@ -83,19 +78,20 @@ class DensityMatchedPolicy(QueuedPolicy):
         side's prompts may take all that the step has room for.
         """
         num_tokens_at_most = super().begin_step(view)
-        clock = self._ledger.clock
-        if clock >= self._refresh_at:
+        ledger = self._ledger
+        if ledger.clock >= self._refresh_at:
             self._refresh()
-        self._projection.advance(clock)
+        self._look_ahead.projection.advance(ledger.clock)
         left = self._left_head()
+        # Half of what a step can do, so that what was saved in one fits the next.
+        chunk_tokens = min(CHUNK_TOKENS, num_tokens_at_most // 2)
         num_tokens, share_reached = float(num_tokens_at_most), 1.0
-        chunk_tokens = min(CHUNK_TOKENS, num_tokens_at_most)
-        if left is not None and self._rules.paces and view.num_decoding > 0:
+        if left is not None and self._balances and self._rules.paces and view.num_decoding > 0:
             num_tokens, share_reached = self._pace.prefill_tokens(
                 self._times,
                 self._decode_kv_tokens,
-                self._ledger.num_tokens[Side.RIGHT],
-                self._projection.peak_tokens,
+                ledger.num_tokens[Side.RIGHT],
+                self._look_ahead.projection.peak_tokens,
                 view.num_decoding,
             )
             if not self._rules.follows_kv:
@@ -105,26 +101,18 @@ class DensityMatchedPolicy(QueuedPolicy):
             if num_tokens < chunk_tokens:
                 num_tokens, self._saved_tokens = 0.0, num_tokens
         self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
-        num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
-        other_tokens = max(self._pace.left_kv_tokens, num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
-        # A block for each to grow into, and the next prompt of the left side.
-        margin_tokens = view.num_running * self._limits.block_size
-        if left is not None:
-            margin_tokens += self._tokens_to_place(view, left)
-        most_tokens = self._capacity_tokens * (1.0 - FREE_KV_SHARE)
-        self._right_limit_tokens = most_tokens - other_tokens - margin_tokens
-        self._look()
-        if self._candidate is not None:
+        self._right_limit_tokens = self._right_limit(view, left)
+        candidate = self._look()
+        if candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
-            num_tokens = max(num_tokens, min(chunk_tokens, self._unshared_tokens(self._candidate)))
+            num_tokens = max(num_tokens, min(chunk_tokens, ledger.num_own_tokens(candidate)))
         return min(num_tokens_at_most, int(num_tokens))
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
         ledger = self._ledger
         num_blocks = view.num_free_blocks - view.num_running
-        self._look()
-        right, left = self._candidate, self._left_head()
+        right, left = self._look(), self._left_head()
         left_waits = left is not None and self._is_due_soon(left) and view.is_ready(ledger.seq[left])
         left_fits = left is not None and left_waits and self._fits(view, left, num_blocks)
         # KV that the left side waits for is not given to the right side, which could fill it for ever.
@@ -146,7 +134,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             return 1
         if self._right_head() is None:
             return FOR_EVER
-        return max(1, min(self._refresh_at, self._look_again_at) - self._ledger.clock)
+        return max(1, min(self._refresh_at, self._look_ahead.again_at) - self._ledger.clock)
 
     def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
         """Counts what is in flight ahead, on the right side, or against the step's allowance, on the left."""
@@ -157,11 +145,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         charged = ledger.admit(slot, side, num_cached_tokens)
         self._in_flight.enter(slot, side)
         if side is Side.RIGHT:
-            if self._looked_at == (slot, ledger.clock):
-                self._projection.join()
-            else:
-                self._projection.add(self._unshared_tokens(slot), self._alive(slot))
-            self._candidate, self._look_again_at = None, ledger.clock
+            self._look_ahead.start(slot)
         else:
             self._left_allowance -= charged
             self._left_place = None
@@ -184,8 +168,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         slot = self._ledger.slot_of.get(seq)
         if slot is None or self._ledger.phase[slot] is Phase.FINISHED:
             return
-        if slot == self._candidate:
-            self._candidate, self._look_again_at = None, self._ledger.clock
+        if slot == self._look_ahead.candidate:
+            self._look_ahead.forget(self._ledger.clock)
         if self._ledger.phase[slot] is Phase.WAITING:
             self._sides.leave(slot)
         elif self._ledger.phase[slot] is not Phase.PREEMPTED:
@@ -199,15 +183,14 @@ class DensityMatchedPolicy(QueuedPolicy):
         """The request lost its blocks and waits again, at the head of its side."""
         self._vacate(self._ledger.slot_of[seq])
         super().preempted(seq)
-        self._candidate, self._look_again_at = None, self._ledger.clock + 1
-        self._refresh_at = min(self._refresh_at, self._look_again_at)
+        self._look_ahead.forget(self._ledger.clock + 1)
+        self._refresh_at = min(self._refresh_at, self._ledger.clock + 1)
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         self._times = plan.step_times
-        self._sides.take(plan, waiting)
         if plan.revision > 0 and not self._rules.learns:
             self._in_flight.learn(counts_running=False)
-            self._sides.sort()
+        self._sides.take(plan, waiting)
         self._start_over()
         return self._sides.left
 
@@ -222,8 +205,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._settle()
 
     def _start_over(self) -> None:
-        clock = self._ledger.clock
-        self._candidate, self._look_again_at, self._refresh_at = None, clock, clock
+        self._refresh_at = self._ledger.clock
+        self._look_ahead.forget(self._ledger.clock)
         self._saved_tokens, self._left_place = 0.0, None
 
     def _refresh(self) -> None:
@@ -239,54 +222,42 @@ class DensityMatchedPolicy(QueuedPolicy):
                 self._sort_anew()
             self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
         running = running_work(tuple(self._in_flight.right_side()))
-        self._projection.replace(clock, running.kv_mean, running.kv_variance)
         left_head, longest = self._left_head(), self._sides.longest()
         self._pace = Pace.of(
             self._sides.work(Side.LEFT),
             self._sides.work(Side.RIGHT),
             running,
             self._limits,
+            self._times,
             longest_waiting=0.0 if longest is None else self._sides.expected_tokens(longest),
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
+        self._balances = left_head is not None and self._pace.hidden_share > self._room_share(left_head)
+        self._look_ahead.renew(running, balances=self._balances)
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
-        # What was found by the old sums is looked at again.
-        self._candidate, self._look_again_at = None, clock
 
-    def _look(self) -> None:
-        """Looks for a right request that KV ahead has room for: after a refresh, and after each right request
-        that starts or leaves."""
-        clock = self._ledger.clock
-        if self._candidate is not None or clock < self._look_again_at:
-            return
-        self._look_again_at = self._refresh_at
-        head = self._right_head()
-        if head is None:
-            return
-        if not self._rules.looks_ahead or self._fits_ahead(head):
-            self._candidate = head
-            return
-        if self._ledger.preempted[Side.RIGHT] or self._sides.first_lead(Side.RIGHT) is not None:
-            return
-        filler = self._filler(
-            self._projection.longest_fit(self._unshared_tokens(head), self._right_limit_tokens)
-        )
-        if filler is not None and self._fits_ahead(filler):
-            self._candidate = filler
+    def _room_share(self, left: int) -> float:
+        """Share of KV, or of requests in flight, that balancing takes: one prompt of the left side is on its
+        way in, chunk by chunk, and room is kept for another."""
+        num_tokens = 2 * self._ledger.num_own_tokens(left)
+        return max(num_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
 
-    def _fits_ahead(self, slot: int) -> bool:
-        """Whether KV stays within the right side's limit up to the end of every answer, with this one."""
-        self._looked_at = slot, self._ledger.clock
-        return self._projection.fits(self._unshared_tokens(slot), self._alive(slot), self._right_limit_tokens)
+    def _right_limit(self, view: EngineView, left: int | None) -> float:
+        """KV tokens that the right side may come to in this step."""
+        num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
+        other_tokens = float(num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
+        # A block for each to grow into, and the next prompt of the left side.
+        margin_tokens = float(view.num_running * self._limits.block_size)
+        if left is not None and self._balances:
+            other_tokens = max(self._pace.left_kv_tokens, other_tokens)
+            margin_tokens += self._tokens_to_place(view, left)
+        return self._capacity_tokens * (1.0 - FREE_KV_SHARE) - other_tokens - margin_tokens
 
-    def _alive(self, slot: int) -> npt.NDArray[np.float64]:
-        output = self._ledger.num_output_tokens(slot)
-        lengths = self._sides.kind(slot).lengths
-        return self._projection.alive(lengths, output, self._ledger.output_tokens[slot] - output)
-
-    def _filler(self, output_tokens: float) -> int | None:
-        return self._sides.filler(output_tokens) if self._rules.fills_gaps else None
+    def _look(self) -> int | None:
+        """The right request that may start, looked for if need be."""
+        self._look_ahead.look(self._right_head(), self._right_limit_tokens, self._refresh_at)
+        return self._look_ahead.candidate
 
     def _vacate(self, slot: int) -> None:
         """A request in flight leaves."""
@@ -296,16 +267,9 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._num_decoding -= 1
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
         if ledger.side[slot] is Side.RIGHT:
-            self._look_again_at = min(self._look_again_at, ledger.clock)
+            self._look_ahead.again_at = min(self._look_ahead.again_at, ledger.clock)
         else:
             self._left_place = None
-
-    def _unshared_tokens(self, slot: int) -> float:
-        """KV tokens that a request holds by itself, in flight or when it starts."""
-        ledger = self._ledger
-        return (
-            ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_output_tokens(slot)
-        )
 
     def _tokens_to_place(self, view: EngineView, slot: int) -> int:
         """KV tokens that the left side's next prompt takes, beside what those in flight hold of it."""
@@ -337,7 +301,7 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _is_below_limit(self, slot: int) -> bool:
         """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
         ago."""
-        num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._unshared_tokens(slot)
+        num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._ledger.num_own_tokens(slot)
         return num_tokens <= self._right_limit_tokens
 
     def _is_due_soon(self, slot: int) -> bool:
@@ -351,7 +315,7 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
-        heads = [slot for slot in (self._candidate, self._right_head()) if slot is not None]
+        heads = [slot for slot in (self._look_ahead.candidate, self._right_head()) if slot is not None]
         right = chain(heads, ledger.preempted[Side.RIGHT], self._sides.right_soonest())
         first = chain(ledger.preempted[Side.LEFT], self._sides.left_leads())
         left = chain(first, islice(self._order, self._left, None))

@@ -1,6 +1,6 @@
 """The paper's dual scan: two cursors, a memory split by density, and a token credit per side.
 
-To the letter of the paper, but for prefixes longer than any of its workloads has (`HELD_PREFIX_TOKENS`).
+To the letter of the paper, but for prefixes longer than any of its workloads has (`HELD_PREFIX_STEPS`).
 """
 
 from collections import deque
@@ -21,9 +21,9 @@ OUTLIVED_FACTOR = 2.0
 BATCH_MULTIPLE = 128
 """Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
 
-HELD_PREFIX_TOKENS = 4_096
-"""A prefix of so many tokens takes whole steps to compute again. No prompt of the paper's workloads shares as
-much."""
+HELD_PREFIX_STEPS = 2
+"""A prefix that fills so many steps is dear to compute again. No prompt of the paper's workloads shares as
+much at its 2,048 tokens a step."""
 
 
 def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
@@ -74,7 +74,7 @@ class DualScanPolicy(QueuedPolicy):
     block each: where right requests fill KV for a while, `M_L` is still the left side's. Preempted requests
     have paid and need no credit; sampled requests come first on the side that their density puts them on.
 
-    One case that the paper's prompts do not have: a prefix of `HELD_PREFIX_TOKENS` or more. As long as a
+    One case that the paper's prompts do not have: a prefix of `HELD_PREFIX_STEPS` full steps. As long as a
     request in flight holds it, a side's next request behind it starts whatever else the side holds, since it
     takes little room now and would have to compute the prefix again once the others have ended.
     """
@@ -87,6 +87,7 @@ class DualScanPolicy(QueuedPolicy):
         self._resident_tokens: dict[int, float] = {}
         self._rho = inf
         self._scanned: tuple[int | None, int | None] = (None, None)
+        self._held_prefix_tokens = HELD_PREFIX_STEPS * limits.max_num_batched_tokens
         super().__init__(plan, limits)
         for account in self._accounts.values():
             account.charge(0, -account.credit_tokens_per_step)
@@ -265,10 +266,10 @@ class DualScanPolicy(QueuedPolicy):
     def _is_prefix_held(self, view: EngineView, slot: int) -> bool:
         """Whether a request in flight holds the prefix of one that would be costly to start later."""
         # Looking a prompt up in the cache takes longer than all else here: only one that is long enough.
-        if self._ledger.num_prompt_tokens[slot] < HELD_PREFIX_TOKENS:
+        if self._ledger.num_prompt_tokens[slot] < self._held_prefix_tokens:
             return False
         num_held_tokens = view.num_held_blocks(self._ledger.seq[slot]) * self._limits.block_size
-        return num_held_tokens >= HELD_PREFIX_TOKENS
+        return num_held_tokens >= self._held_prefix_tokens
 
     def _may_start(self, side: Side, head: int) -> bool:
         if self._ledger.phase[head] is Phase.PREEMPTED:

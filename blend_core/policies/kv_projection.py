@@ -12,10 +12,6 @@ from blend_core.length_distribution import GRID_POINTS, LENGTH_GRID, LENGTH_GRID
 
 Floats = npt.NDArray[np.float64]
 
-DEVIATIONS: Final = 1.5
-"""Standard deviations that are kept free above the expected KV. Running out means a preemption, and it hits
-the short requests that were admitted last; a little KV left free costs less."""
-
 _SURE: Final = 1e-3
 """A request that is alive with a smaller probability does not count at that time."""
 
@@ -47,15 +43,17 @@ class KvProjection:
         "variance",
     )
 
-    def __init__(self, deviations: float = DEVIATIONS) -> None:
-        """Begins with nothing in flight; `deviations` are kept free above what is expected."""
-        self._deviations = deviations
-        self.replace(0, np.zeros(len(LENGTH_GRID)), np.zeros(len(LENGTH_GRID)))
+    def __init__(self) -> None:
+        """Begins with nothing in flight."""
+        self.replace(0, np.zeros(len(LENGTH_GRID)), np.zeros(len(LENGTH_GRID)), 0.0)
 
-    def replace(self, clock: int, mean: Floats, variance: Floats) -> None:
-        """Takes sums that were made anew at `clock`; the grid begins there."""
-        self.mean, self.variance, self._since = mean, variance, clock
-        self._high: Floats = mean + self._deviations * np.sqrt(variance)
+    def replace(self, clock: int, mean: Floats, variance: Floats, deviations: float) -> None:
+        """Takes sums that were made anew at `clock`, where the grid begins.
+
+        `deviations`, standard ones, are kept free above what is expected; less than 0 takes less than that.
+        """
+        self.mean, self.variance, self._since, self._deviations = mean, variance, clock, deviations
+        self._high: Floats = mean + deviations * np.sqrt(variance)
         self._num_steps = self._first_bin = 0
         self._ahead: dict[int, Floats] = {}
         self._joined: tuple[Floats, Floats, Floats] = (mean, variance, self._high)

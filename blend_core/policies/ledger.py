@@ -152,6 +152,11 @@ class Ledger:
         num_shared = np.fromiter(map(self.num_shared_tokens.__getitem__, slots), np.float64, len(slots))
         return num_prompt - num_shared
 
+    def num_own_tokens(self, slot: int) -> int:
+        """KV tokens that a request holds by itself, in flight or when it starts: prompt tokens that it shares
+        left out."""
+        return self.num_prompt_tokens[slot] - self.num_shared_tokens[slot] + self.num_output_tokens(slot)
+
     def num_held_tokens(self, slot: int) -> int:
         """KV tokens charged to a request in flight."""
         if self.phase[slot] is not Phase.DECODING:

@@ -115,6 +115,8 @@ class Pace:
         decode_kv_tokens_per_step: KV tokens to read, spread over them.
         left_kv_tokens: KV tokens that the left side holds at this pace.
         full_share: share of the steps that it takes if each computes all that it may.
+        hidden_share: share of the time, all of it at most, that compute and KV reading hide of one another if
+            every step has both in proportion: what balancing them can gain.
     """
 
     num_steps: float
@@ -122,6 +124,7 @@ class Pace:
     decode_kv_tokens_per_step: float
     left_kv_tokens: float
     full_share: float
+    hidden_share: float
 
     @classmethod
     def of(
@@ -130,6 +133,7 @@ class Pace:
         right: Work,
         running: RunningWork,
         limits: EngineLimits,
+        times: StepTimeModel,
         *,
         longest_waiting: float = 0.0,
         left_head: Work | None = None,
@@ -142,6 +146,7 @@ class Pace:
             right: what waits on the right side.
             running: what runs of the right side.
             limits: of the engine.
+            times: of the device.
             longest_waiting: expected length of the longest answer that waits.
             left_head: what waits of the kind that the left side takes from next.
             left_output_tokens: expected length of its answers.
@@ -164,13 +169,20 @@ class Pace:
         if left_head is not None and left_head.num_prefill_tokens > 0:
             held_per_token = left_head.held_kv_tokens / left_head.num_prefill_tokens
             left_kv_tokens = left.num_prefill_tokens / num_steps * held_per_token
+        decode_kv_tokens = left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens
+        # A step takes as long as reading the weights whatever it computes.
+        compute_s = max(
+            times.gemm_s_per_token * (num_prefill_tokens + num_output_tokens), times.weight_read_s * num_steps
+        )
+        read_s = times.decode_s_per_kv_token * decode_kv_tokens
         return cls(
             num_steps,
             # The last prompt of the left side has an answer to come, which would run alone.
             num_prefill_tokens / max(num_full_steps, num_steps - left_output_tokens, 1.0),
-            (left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens) / num_steps,
+            decode_kv_tokens / num_steps,
             left_kv_tokens,
             num_full_steps / num_steps,
+            min(compute_s, read_s) / max(compute_s + read_s, 1e-30),
         )
 
     def prefill_tokens(

@@ -43,7 +43,8 @@ class RecountedPolicy(CheckedPolicy):
         assert policy._num_decoding == len(decoding)
         held = sum(ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot) for slot in decoding)
         assert policy._decode_kv_tokens == held
-        assert policy._candidate is None or ledger.is_waiting(policy._candidate)
+        candidate = policy._look_ahead.candidate
+        assert candidate is None or ledger.is_waiting(candidate)
         in_flight = {
             slot for slot, phase in enumerate(ledger.phase) if phase in (Phase.PREFILLING, Phase.DECODING)
         }
@@ -67,8 +68,8 @@ class RecountedPolicy(CheckedPolicy):
             if kind.lengths is None:
                 output = sum(ledger.output_tokens[slot] for slot in waiting)
                 assert work.num_output_tokens == pytest.approx(output)
-        assert (policy._projection.mean >= 0).all()
-        assert (policy._projection.variance >= 0).all()
+        assert (policy._look_ahead.projection.mean >= 0).all()
+        assert (policy._look_ahead.projection.variance >= 0).all()
 
 
 @given(

@@ -49,7 +49,7 @@ def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None, kinds=N
         lead=np.isin(seqs, list(lead)),
         length_group=np.array(kinds or [-1] * num, dtype=np.int32),
         length_groups=tuple(LengthGroup(1_000) for _ in range(max(kinds or [-1]) + 1)),
-        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15),
+        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-6, 0.15),
         progress=np.zeros(0),
         planned_density=np.zeros(0),
     )

@@ -2,96 +2,10 @@
 
 from dataclasses import replace
 
-import pytest
+from hand_engine import LIMITS, dense, desk_of, first_in_flight, hidden_kind, long
 
-from blend_core.policies.base import Admission, EngineLimits, Side
+from blend_core.policies.base import Admission, Side
 from blend_core.policies.density_matched import CHUNK_TOKENS
-from blend_core.policies.factory import make_policy
-
-LIMITS = EngineLimits(block_size=4, num_blocks=1_000, max_num_seqs=500, max_num_batched_tokens=2_000)
-
-
-class Desk:
-    """An engine by hand: prompts are complete in the step that starts them, and nothing is cached."""
-
-    def __init__(self, plan, view, lengths, limits=LIMITS):
-        self.plan, self.view, self.lengths, self.limits = plan, view, dict(lengths), limits
-        self.prompt = dict(zip(plan.seq.tolist(), plan.num_prompt_tokens.tolist(), strict=True))
-        self.policy = make_policy("density_matched", plan, limits)
-        self.output, self.side, self.order, self.budgets = {}, {}, [], []
-        self.kept = {}
-        self.clock = self.num_preempted = 0
-        self.update()
-
-    def update(self):
-        held = [
-            -(-(self.prompt[seq] + output + 1) // self.limits.block_size)
-            for seq, output in self.output.items()
-        ]
-        self.view.num_free_blocks = self.limits.num_blocks - sum(held)
-        self.view.num_running = self.view.num_decoding = len(self.output)
-
-    def step(self, num_steps=1):
-        for _ in range(num_steps):
-            self._step()
-        return self
-
-    def _step(self):
-        budget = self.policy.begin_step(self.view)
-        self.budgets.append(budget)
-        started = []
-        while budget > 0 and (admission := self.policy.next_request(self.view)) is not None:
-            seq = admission.seq
-            assert self.view.is_ready(seq)
-            self.policy.admitted(seq, admission.side, 0)
-            self.order.append(seq)
-            self.side[seq] = admission.side
-            budget -= self.prompt[seq]
-            started.append(seq)
-            self.output[seq] = self.kept.pop(seq, 0)
-            num_decoding = self.view.num_decoding
-            self.update()
-            self.view.num_decoding = num_decoding
-        for seq in started:
-            self.policy.decoding(seq)
-        self.policy.advanced(1)
-        self.clock += 1
-        for seq in [*self.output]:
-            self.output[seq] += 1
-            if self.output[seq] == self.lengths[seq]:
-                self.policy.finished(seq, self.output.pop(seq))
-        self.update()
-        while self.view.num_free_blocks < 0 and len(self.output) > 1:
-            self.preempt([*self.output][-1])
-
-    def preempt(self, seq):
-        self.kept[seq] = self.output.pop(seq)
-        self.policy.preempted(seq)
-        self.num_preempted += 1
-        self.update()
-
-    def run(self, num_steps=20_000):
-        while self.policy.num_waiting or self.output:
-            self._step()
-            assert self.clock < num_steps, "it hangs"
-        return self
-
-    def of(self, side):
-        return [seq for seq in self.order if self.side[seq] is side]
-
-
-def desk_of(make_plan, view, requests, limits=LIMITS, lengths=(), **options):
-    plan = make_plan([(*row, 1.0) for row in requests], **options)
-    return Desk(plan, view, {**{seq: output for seq, _, output in requests}, **dict(lengths)}, limits)
-
-
-def dense(num, first=0, prompt=400):
-    """Long prompts with next to no answer."""
-    return [(first + number, prompt, 2) for number in range(num)]
-
-
-def long(outputs, first=1_000, prompt=20):
-    return [(first + number, prompt, output) for number, output in enumerate(outputs)]
 
 
 def test_the_longest_start_first_until_kv_ahead_is_full(make_plan, view):
@@ -106,13 +20,6 @@ def test_the_longest_start_first_until_kv_ahead_is_full(make_plan, view):
     assert view.num_free_blocks > 400
     desk.step(100)
     assert sum(20 + desk.lengths[seq] for seq in desk.of(Side.RIGHT)) <= 4_000
-
-
-def test_everything_runs_and_ends_by_itself(make_plan, view):
-    desk = desk_of(make_plan, view, [*dense(100), *long([480] * 30)]).run()
-    assert sorted(desk.order) == sorted(desk.lengths)
-    assert set(desk.of(Side.RIGHT)) == set(range(1_000, 1_030))
-    assert desk.policy.upcoming(5) == []
 
 
 def test_a_shorter_one_goes_before_its_turn_into_a_gap(make_plan, view):
@@ -209,30 +116,9 @@ def test_room_is_kept_for_what_the_next_prompt_of_the_left_side_does_not_find(ma
     assert limits[1] - limits[0] == 700
 
 
-def first_in_flight(desk, is_wanted):
-    """Goes on until a request is in flight that is wanted."""
-    while not any(map(is_wanted, desk.output)):
-        desk.step()
-    return next(filter(is_wanted, desk.output))
-
-
 def test_with_nothing_to_decode_a_step_computes_a_chunk_at_least(make_plan, view):
     desk = desk_of(make_plan, view, [*dense(2_000, prompt=40), *long((3_000,) * 20, first=5_000)])
     assert desk.policy.begin_step(view) >= CHUNK_TOKENS
-
-
-@pytest.mark.parametrize("side", list(Side))
-def test_a_preempted_request_that_is_withdrawn_is_not_asked_for_again(make_plan, view, side):
-    desk = desk_of(make_plan, view, [*dense(20), *long((480,) * 20)])
-    seq = first_in_flight(desk, lambda seq: desk.side[seq] is side)
-    desk.preempt(seq)
-    desk.policy.begin_step(view)
-    desk.kept.pop(seq)
-    desk.policy.finished(seq, 0)
-    del desk.lengths[seq]
-    started = len(desk.order)
-    desk.run()
-    assert seq not in desk.order[started:]
 
 
 def test_requests_without_an_answer_tell_nothing_of_lengths(make_plan, view):
@@ -257,14 +143,6 @@ def test_a_first_plan_of_any_revision_is_sorted_alike(make_plan, view):
     assert sides[0] == sides[1]
 
 
-def hidden_kind(make_plan, view, *, truth, num, prompt=50, num_dense=100, outputs=(300,) * 40):
-    """A kind of unknown length beside dense requests and long ones."""
-    requests = [*dense(num_dense), *[(5_000 + n, prompt, 500) for n in range(num)], *long(outputs)]
-    kinds = [-1] * num_dense + [0] * num + [-1] * len(outputs)
-    lengths = {5_000 + n: truth for n in range(num)}
-    return desk_of(make_plan, view, requests, kinds=kinds, lengths=lengths)
-
-
 def test_a_kind_of_short_answers_goes_to_the_left_in_mid_run(make_plan, view):
     desk = hidden_kind(make_plan, view, truth=2, num=3_000).run()
     sides = [desk.side[seq] for seq in desk.order if seq >= 5_000]
@@ -278,93 +156,6 @@ def test_a_kind_of_long_answers_goes_to_the_right_in_mid_run(make_plan, view):
     sides = [desk.side[seq] for seq in desk.order if seq >= 5_000]
     assert sides[0] is Side.LEFT
     assert sides[-1] is Side.RIGHT
-
-
-def test_samples_lead_their_side(make_plan, view):
-    requests = [*dense(40), *long([480] * 20)]
-    desk = desk_of(make_plan, view, requests, lead=[7, 31, 1_011, 1_003])
-    assert set(desk.policy.upcoming(4)) == {7, 31, 1_011, 1_003}
-    desk.step(120)
-    assert desk.of(Side.RIGHT)[:2] == [1_003, 1_011]
-    assert desk.of(Side.LEFT)[:2] == [7, 31]
-
-
-@pytest.mark.parametrize("side", list(Side))
-def test_a_preempted_request_comes_first_on_its_side(make_plan, view, side):
-    desk = desk_of(make_plan, view, [*dense(60), *long([480] * 20)], lead=[50])
-    while not [seq for seq in desk.output if desk.side[seq] is side]:
-        desk.step()
-    seq = [seq for seq in desk.output if desk.side[seq] is side][-1]
-    desk.preempt(seq)
-    assert seq in desk.policy.upcoming(2)
-    before = len(desk.order)
-    desk.step(40)
-    after = [other for other in desk.order[before:] if desk.side[other] is side]
-    assert after[0] == seq
-
-
-def test_upcoming_begins_with_what_will_be_asked_for(make_plan, view):
-    desk = desk_of(make_plan, view, [*dense(60), *long([480] * 20 + [150] * 20)], lead=[3, 1_015])
-    policy = desk.policy
-    while policy.num_waiting:
-        budget = policy.begin_step(view)
-        while budget > 0:
-            admission = policy.next_request(view)
-            if admission is None:
-                break
-            assert admission.seq in policy.upcoming(2)
-            upcoming = policy.upcoming(1_000)
-            assert len(upcoming) == len(set(upcoming)) == policy.num_waiting
-            policy.admitted(admission.seq, admission.side, 0)
-            desk.output[admission.seq] = 0
-            policy.decoding(admission.seq)
-            budget -= desk.prompt[admission.seq]
-            desk.update()
-        policy.advanced(1)
-        for seq in [*desk.output]:
-            desk.output[seq] += 1
-            if desk.output[seq] == desk.lengths[seq]:
-                policy.finished(seq, desk.output.pop(seq))
-        desk.update()
-
-
-@pytest.mark.parametrize("window", [2, 8])
-@pytest.mark.parametrize("num_blocks", [60, 200, 1_000])
-def test_an_engine_that_has_only_what_is_upcoming_at_hand_never_hangs(make_plan, view, window, num_blocks):
-    limits = EngineLimits(4, num_blocks, 500, 2_000)
-    requests = [*dense(20, prompt=100), *long([60] * 30), *[(5_000 + n, 20, 400) for n in range(30)]]
-    desk = desk_of(
-        make_plan,
-        view,
-        requests,
-        limits=limits,
-        kinds=[-1] * 50 + [0] * 30,
-        lengths={5_000 + n: 10 for n in range(30)},
-    )
-    while desk.policy.num_waiting or desk.output:
-        at_hand = set(desk.policy.upcoming(window))
-        view.absent = set(desk.lengths) - at_hand
-        desk.step()
-        assert desk.output or not desk.policy.num_waiting or desk.order, "nothing ever starts"
-        assert desk.clock < 20_000, "it hangs"
-
-
-def test_what_is_not_at_hand_is_waited_for_while_the_other_side_goes_on(make_plan, view):
-    desk = desk_of(make_plan, view, [*dense(60), *long([480] * 20)])
-    view.absent = set(range(1_000, 1_020))
-    desk.step(5)
-    assert desk.of(Side.LEFT)
-    assert not desk.of(Side.RIGHT)
-    view.absent = set()
-    desk.step(200)
-    assert desk.of(Side.RIGHT)
-
-
-def test_the_same_calls_give_the_same_answers(make_plan, view):
-    runs = [hidden_kind(make_plan, type(view)(), truth=40, num=200).run() for _ in range(2)]
-    assert runs[0].order == runs[1].order
-    assert runs[0].budgets == runs[1].budgets
-    assert runs[0].side == runs[1].side
 
 
 def test_a_revision_keeps_what_was_learned(make_plan, view):
@@ -382,30 +173,30 @@ def test_a_revision_keeps_what_was_learned(make_plan, view):
     assert {desk.side[seq] for seq in desk.order[before:] if seq >= 5_000} == {Side.LEFT}
 
 
-def test_one_request_runs_alone(make_plan, view):
-    for output in (1, 900):
-        assert desk_of(make_plan, type(view)(), [(3, 10, output)]).run().order == [3]
+def test_where_a_prompt_takes_much_of_kv_a_step_computes_all_it_can(make_plan, view):
+    # Balancing would keep room for a prompt of 1,600 of the 4,000 tokens, and bring it in chunk by chunk.
+    desk = desk_of(make_plan, view, [*dense(30, prompt=1_600), *long([200] * 30)])
+    desk.step(40)
+    assert min(desk.budgets) > 1_900
+    roomy = replace(LIMITS, num_blocks=100_000)
+    desk = desk_of(make_plan, type(view)(), [*dense(300, prompt=1_600), *long([2_000] * 300)], limits=roomy)
+    desk.step(40)
+    assert min(desk.budgets[1:]) < 1_000
 
 
-def test_one_larger_than_kv_is_named_when_nothing_runs_so_that_it_can_fail(make_plan, view):
-    desk = desk_of(make_plan, view, [(3, 10, 900)], limits=EngineLimits(4, 20, 8, 64))
-    desk.policy.begin_step(view)
-    assert desk.policy.next_request(view).seq == 3
+def test_where_few_may_run_at_once_a_step_computes_all_it_can(make_plan, view):
+    few = replace(LIMITS, max_num_seqs=2)
+    desk = desk_of(make_plan, view, [*dense(30, prompt=40), *long([200] * 30)], limits=few)
+    desk.step(40)
+    assert min(desk.budgets) >= 1_998
 
 
-def test_the_head_of_the_right_side_is_at_hand_even_if_it_never_fits_ahead(make_plan, view):
-    # Answers of unknown length that may be longer than KV is, and known ones that share a prefix.
-    requests = [*long([60] * 30), *[(5_000 + n, 20, 500) for n in range(5)], *dense(40, prompt=100)]
-    desk = desk_of(
-        make_plan,
-        view,
-        requests,
-        limits=EngineLimits(4, 60, 500, 2_000),
-        kinds=[-1] * 30 + [0] * 5 + [-1] * 40,
-        shared=[0] + [16] * 29 + [0] * 45,
-        lengths={5_000 + n: 10 for n in range(5)},
-    )
-    while desk.policy.num_waiting or desk.output:
-        view.absent = set(desk.lengths) - set(desk.policy.upcoming(8))
-        desk.step()
-        assert desk.clock < 5_000, "it hangs"
+def test_answers_of_unknown_length_fill_kv_only_where_the_left_side_does_not_need_it(make_plan, view):
+    num_started = []
+    for num_dense in (0, 3_000):
+        requests = [*dense(num_dense, prompt=20), *[(5_000 + n, 100, 500) for n in range(200)]]
+        desk = desk_of(make_plan, type(view)(), requests, kinds=[-1] * num_dense + [0] * 200)
+        num_started.append(len(desk.step(3).of(Side.RIGHT)))
+    alone, beside = num_started
+    assert alone * 100 > 0.8 * 4_000
+    assert 0 < beside * 100 < 0.7 * 4_000

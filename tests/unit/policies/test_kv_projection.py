@@ -13,9 +13,10 @@ from blend_core.length_distribution import (
     LengthDistribution,
     length_counts,
 )
-from blend_core.policies.kv_projection import DEVIATIONS, KvProjection
+from blend_core.policies.kv_projection import KvProjection
 
 requests = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 900)), max_size=10)
+NOTHING = np.zeros(len(LENGTH_GRID))
 NUM_BINS = int(np.searchsorted(LENGTH_GRID, 1_000))
 
 
@@ -98,7 +99,7 @@ def test_sums_made_anew_begin_where_they_were_made():
     projection = KvProjection()
     projection.advance(70)
     join(projection, 500, 100)
-    projection.replace(130, 4_000.0 * (LENGTH_GRID < 100), np.zeros(len(LENGTH_GRID)))
+    projection.replace(130, 4_000.0 * (LENGTH_GRID < 100), NOTHING, 0.0)
     assert projection.peak_tokens == 4_000
     projection.advance(260)
     assert projection.peak_tokens == 0
@@ -139,14 +140,17 @@ def test_a_request_that_ends_before_the_peak_fits_where_a_longer_one_does_not():
     assert fits(projection, 100, longest, limit)
 
 
-def test_an_uncertain_request_needs_more_room_than_a_sure_one():
+@pytest.mark.parametrize("deviations", [-1.0, 0.0, 1.5])
+def test_an_uncertain_request_takes_so_many_deviations_more_than_is_expected(deviations):
     lengths = LengthDistribution(4_096, length_counts(np.arange(100, 2_000, 10)))
     projection = KvProjection()
+    projection.replace(0, NOTHING.copy(), NOTHING.copy(), deviations)
     alive = projection.alive(lengths, 0, 0.0)
     held = 100 + LENGTH_GRID_ENDS[: len(alive)]
-    assert not projection.fits(100, alive, (alive * held).max())
     spread = np.sqrt(alive * (1 - alive)) * held
-    assert projection.fits(100, alive, float((alive * held + DEVIATIONS * spread).max()))
+    needed = float((alive * held + deviations * spread).max())
+    assert projection.fits(100, alive, needed + 1e-6)
+    assert not projection.fits(100, alive, needed - 1.0)
 
 
 def test_an_empty_engine_fits_all_that_the_limit_allows():

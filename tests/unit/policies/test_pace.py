@@ -25,7 +25,7 @@ def running(**sums):
 
 
 def test_memory_spreads_what_is_left_over_the_steps_that_kv_takes():
-    pace = Pace.of(LEFT, RIGHT, running(held_kv_tokens=100_000, num_output_tokens=10), LIMITS)
+    pace = Pace.of(LEFT, RIGHT, running(held_kv_tokens=100_000, num_output_tokens=10), LIMITS, TIMES)
     assert pace.num_steps == 200  # 200,000 token steps in 1,000 tokens of KV
     assert pace.prefill_tokens_per_step == 25
     assert pace.decode_kv_tokens_per_step == 1_200
@@ -34,35 +34,35 @@ def test_memory_spreads_what_is_left_over_the_steps_that_kv_takes():
 
 def test_compute_spreads_it_over_the_steps_that_tokens_take():
     left = Work(num_prefill_tokens=60_000, num_output_tokens=100)
-    pace = Pace.of(left, RIGHT, running(), LIMITS)
+    pace = Pace.of(left, RIGHT, running(), LIMITS, TIMES)
     assert pace.num_steps == pytest.approx((61_000 + 1_000) / 64)
     assert pace.prefill_tokens_per_step == pytest.approx(61_000 / pace.num_steps)
 
 
 def test_as_many_as_may_run_at_once_spread_it_over_the_steps_that_outputs_take():
-    pace = Pace.of(LEFT, RIGHT, running(num_output_tokens=700), replace(LIMITS, max_num_seqs=4))
+    pace = Pace.of(LEFT, RIGHT, running(num_output_tokens=700), replace(LIMITS, max_num_seqs=4), TIMES)
     assert pace.num_steps == (400 + 900 + 700) / 4
 
 
 def test_no_pace_is_faster_than_the_longest_answer():
-    assert Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS).num_steps == 5_000
-    assert Pace.of(LEFT, RIGHT, running(), LIMITS, longest_waiting=7_000).num_steps == 7_000
+    assert Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, TIMES).num_steps == 5_000
+    assert Pace.of(LEFT, RIGHT, running(), LIMITS, TIMES, longest_waiting=7_000).num_steps == 7_000
 
 
 def test_the_left_side_is_given_what_its_next_kind_holds_at_the_pace():
     head = Work(num_prefill_tokens=100, held_kv_tokens=5_000)
-    pace = Pace.of(LEFT, RIGHT, running(), LIMITS, longest_waiting=1_000, left_head=head)
+    pace = Pace.of(LEFT, RIGHT, running(), LIMITS, TIMES, longest_waiting=1_000, left_head=head)
     # 4 prompt tokens a step, each of which holds KV for 50 steps.
     assert pace.left_kv_tokens == 200
 
 
 def test_nothing_left_is_a_pace_of_nothing():
-    pace = Pace.of(Work(), Work(), running(), LIMITS, left_head=Work())
-    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0)
+    pace = Pace.of(Work(), Work(), running(), LIMITS, TIMES, left_head=Work())
+    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0, full=0.0):
-    pace = Pace(100, prefill, even, 0.0, full)
+    pace = Pace(100, prefill, even, 0.0, full, 0.5)
     return pace.prefill_tokens(TIMES, decode_kv, right_now, peak, decoding)
 
 
@@ -113,10 +113,10 @@ def test_where_every_step_has_to_be_full_none_is_held_back():
 
 
 def test_the_left_side_is_done_a_last_answer_before_the_end():
-    pace = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, left_output_tokens=1_000)
+    pace = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, TIMES, left_output_tokens=1_000)
     assert pace.prefill_tokens_per_step == 5_000 / 4_000
     # But steps cannot compute more than they may.
-    hurried = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, left_output_tokens=4_999)
+    hurried = Pace.of(LEFT, RIGHT, running(longest_tokens=5_000), LIMITS, TIMES, left_output_tokens=4_999)
     assert hurried.prefill_tokens_per_step == 5_000 / ((5_000 + 1_300) / 64)
 
 
@@ -183,3 +183,15 @@ def test_known_lengths_of_many_are_summed_exactly():
 
 def test_one_that_outlived_its_known_length_has_a_token_to_go():
     assert running_work([of_kind(None, [(50, 150, -3, 1)])]).num_output_tokens == 1
+
+
+def test_balancing_hides_no_more_than_the_shorter_of_compute_and_kv_reading():
+    even = Pace.of(LEFT, RIGHT, running(), LIMITS, TIMES)
+    compute_s = max(6_300 * TIMES.gemm_s_per_token, even.num_steps * TIMES.weight_read_s)
+    read_s = 140_000 * TIMES.decode_s_per_kv_token
+    assert even.hidden_share == pytest.approx(read_s / (compute_s + read_s))
+    slow = replace(TIMES, decode_s_per_kv_token=1e-3)
+    assert Pace.of(LEFT, RIGHT, running(), LIMITS, slow).hidden_share == pytest.approx(
+        compute_s / (compute_s + 140.0)
+    )
+    assert Pace.of(Work(), Work(), running(), LIMITS, TIMES).hidden_share == 0.0
