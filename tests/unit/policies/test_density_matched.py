@@ -1,11 +1,13 @@
 """`density_matched` fills KV ahead of time with long answers and computes the others at an even pace."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
+import pytest
 from hand_engine import LIMITS, dense, desk_of, first_in_flight, hidden_kind, long
 
 from blend_core.policies.base import Admission, Side
-from blend_core.policies.density_matched import CHUNK_TOKENS
+from blend_core.policies.density_matched import ALL_RULES, CHUNK_TOKENS
+from blend_core.policies.matching_rules import MatchingRules
 
 
 def test_the_longest_start_first_until_kv_ahead_is_full(make_plan, view):
@@ -200,3 +202,16 @@ def test_answers_of_unknown_length_fill_kv_only_where_the_left_side_does_not_nee
     alone, beside = num_started
     assert alone * 100 > 0.8 * 4_000
     assert 0 < beside * 100 < 0.7 * 4_000
+
+
+@pytest.mark.parametrize("idea", [field.name for field in fields(MatchingRules)])
+def test_a_run_without_one_of_its_ideas_is_another_run(make_plan, view, idea):
+    hidden = [(5_000 + n, 50, 500) for n in range(100)]
+    requests = [*dense(2_000, prompt=100), *long([480] * 30 + [150] * 30, first=8_000), *hidden]
+    lengths = {seq: 20 + 40 * (place % 20) for place, (seq, _, _) in enumerate(hidden)}
+    kinds = [-1] * 2_060 + [0] * 100
+    runs = []
+    for rules in (ALL_RULES, replace(ALL_RULES, **{idea: False})):
+        desk = desk_of(make_plan, type(view)(), requests, lengths=lengths, kinds=kinds, rules=rules).run()
+        runs.append((desk.order, desk.budgets))
+    assert runs[0] != runs[1]
