@@ -24,9 +24,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import ClassVar, Final, Protocol
 
 from blend_core.plan import Plan
+
+FOR_EVER: Final = 1 << 30
+"""A number of steps longer than any run."""
 
 
 class Side(StrEnum):

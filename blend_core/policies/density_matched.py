@@ -5,13 +5,13 @@ from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
 from blend_core.plan import Plan
-from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
+from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.in_flight import InFlight
 from blend_core.policies.ledger import Ledger, Phase
 from blend_core.policies.look_ahead import LookAhead
 from blend_core.policies.matching_rules import MatchingRules
 from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
-from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+from blend_core.policies.queued import QueuedPolicy
 from blend_core.policies.request_kind import Work
 from blend_core.policies.waiting_sides import WaitingSides
 

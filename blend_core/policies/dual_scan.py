@@ -10,9 +10,9 @@ from math import ceil, inf, isinf
 from typing import ClassVar
 
 from blend_core.plan import Plan
-from blend_core.policies.base import Admission, EngineLimits, EngineView, Side
+from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.ledger import Phase
-from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+from blend_core.policies.queued import QueuedPolicy
 from blend_core.policies.side_account import SideAccount
 
 OUTLIVED_FACTOR = 2.0

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from blend_core.policies.base import Admission, EngineView, Side
+from blend_core.policies.base import FOR_EVER, Admission, EngineView, Side
 from blend_core.policies.ledger import Phase
-from blend_core.policies.queued import FOR_EVER, QueuedPolicy
+from blend_core.policies.queued import QueuedPolicy
 
 
 class InOrderPolicy(QueuedPolicy):

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Collection
 from enum import IntEnum
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +10,7 @@ import numpy.typing as npt
 from blend_core.errors import PlanError
 from blend_core.performance import compute_density
 from blend_core.plan import Plan
-from blend_core.policies.base import Side
-
-NEVER: Final = 1 << 30
-"""A step later than any."""
+from blend_core.policies.base import FOR_EVER, Side
 
 
 class Phase(IntEnum):
@@ -120,7 +116,7 @@ class Ledger:
         self.side.append(Side.LEFT)
         self.num_kept_tokens.append(0)
         self._base_tokens.append(0)
-        self._first_token_at.append(NEVER)
+        self._first_token_at.append(FOR_EVER)
         self.num_waiting += 1
         return slot
 
@@ -144,7 +140,7 @@ class Ledger:
         num_kept = np.fromiter(map(self.num_kept_tokens.__getitem__, slots), np.float64, len(slots))
         first_at = np.fromiter(map(self._first_token_at.__getitem__, slots), np.float64, len(slots))
         new = np.maximum(self.clock + 1.0 - first_at, 1.0)
-        return num_kept + np.where(first_at < NEVER, new, 0.0)
+        return num_kept + np.where(first_at < FOR_EVER, new, 0.0)
 
     def unshared_prompt_tokens(self, slots: Collection[int]) -> npt.NDArray[np.float64]:
         """Returns prompt tokens that each of many shares with none before it, `(num_slots,)`."""
@@ -208,7 +204,7 @@ class Ledger:
         num_output_tokens = self.num_output_tokens(slot)
         self._leave(slot)
         self.num_kept_tokens[slot] = num_output_tokens
-        self._first_token_at[slot] = NEVER
+        self._first_token_at[slot] = FOR_EVER
         self.phase[slot] = Phase.PREEMPTED
         self.num_waiting += 1
         self.preempted[self.side[slot]].appendleft(slot)

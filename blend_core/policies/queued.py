@@ -12,9 +12,6 @@ from blend_core.policies.ledger import Ledger, Phase
 ADMISSIBLE_KV_SHARE = 0.95
 """A prompt is admitted while it fits this share of KV; the rest is for decoding requests to grow."""
 
-FOR_EVER = 1 << 30
-"""A number of steps longer than any run."""
-
 
 class QueuedPolicy(AdmissionPolicy):
     """Keeps the queue; a subclass says from which end it is taken and when.

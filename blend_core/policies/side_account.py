@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from blend_core.policies.queued import FOR_EVER
+from blend_core.policies.base import FOR_EVER
 
 
 class SideAccount:

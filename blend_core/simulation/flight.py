@@ -3,12 +3,9 @@
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from blend_core.policies.base import Side
+from blend_core.policies.base import FOR_EVER, Side
 from blend_core.simulation.kv_cache import KvCache
 from blend_core.simulation.prompts import PromptBlocks
-
-FOR_EVER = 1 << 62
-"""A number of steps longer than any run."""
 
 
 class Flight:

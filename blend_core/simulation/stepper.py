@@ -6,8 +6,8 @@ from typing import NamedTuple
 from blend_core.engines.base import StepWindow
 from blend_core.errors import EngineError
 from blend_core.plan import Plan
-from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
-from blend_core.simulation.flight import FOR_EVER, Flight, StepPrefill
+from blend_core.policies.base import FOR_EVER, AdmissionPolicy, EngineLimits, Side
+from blend_core.simulation.flight import Flight, StepPrefill
 from blend_core.simulation.kv_cache import KvCache
 from blend_core.simulation.prompts import PromptBlocks
 from blend_core.simulation.run_clock import RunClock
