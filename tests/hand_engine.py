@@ -1,4 +1,4 @@
-"""An engine by hand for `density_matched`: a test goes on step by step and looks at what was asked for."""
+"""An engine by hand: a test goes on step by step and looks at what the policy asked for."""
 
 from blend_core.policies.base import EngineLimits
 from blend_core.policies.density_matched import ALL_RULES, DensityMatchedPolicy
@@ -9,10 +9,10 @@ LIMITS = EngineLimits(block_size=4, num_blocks=1_000, max_num_seqs=500, max_num_
 class Desk:
     """An engine by hand: prompts are complete in the step that starts them, and nothing is cached."""
 
-    def __init__(self, plan, view, lengths, limits=LIMITS, rules=ALL_RULES):
-        self.plan, self.view, self.lengths, self.limits = plan, view, dict(lengths), limits
+    def __init__(self, plan, view, lengths, limits, policy):
+        self.plan, self.view, self.lengths, self.limits = plan, view, lengths, limits
         self.prompt = dict(zip(plan.seq.tolist(), plan.num_prompt_tokens.tolist(), strict=True))
-        self.policy = DensityMatchedPolicy(plan, limits, rules)
+        self.policy = policy
         self.output, self.side, self.order, self.budgets = {}, {}, [], []
         self.kept = {}
         self.clock = self.num_preempted = 0
@@ -77,7 +77,8 @@ class Desk:
 
 def desk_of(make_plan, view, requests, limits=LIMITS, lengths=(), rules=ALL_RULES, **options):
     plan = make_plan([(*row, 1.0) for row in requests], **options)
-    return Desk(plan, view, {**{seq: output for seq, _, output in requests}, **dict(lengths)}, limits, rules)
+    true_lengths = {**{seq: output for seq, _, output in requests}, **dict(lengths)}
+    return Desk(plan, view, true_lengths, limits, DensityMatchedPolicy(plan, limits, rules))
 
 
 def dense(num, first=0, prompt=400):

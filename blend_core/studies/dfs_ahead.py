@@ -1,18 +1,23 @@
 """`dfs` with the admission rule of `density_matched`: what the rule gives without the order."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import ClassVar
 
 from blend_core.plan import Plan
-from blend_core.policies.base import Side
-from blend_core.policies.density_matched import DensityMatchedPolicy
+from blend_core.policies.base import EngineLimits, Side
+from blend_core.policies.density_matched import ALL_RULES, DensityMatchedPolicy
 
 
 class DfsAheadPolicy(DensityMatchedPolicy):
     """Admits in planned order, each request as soon as KV ahead has room for it. There is no left side."""
 
     name: ClassVar[str] = "dfs_ahead"
+
+    def __init__(self, plan: Plan, limits: EngineLimits) -> None:
+        # One that goes before its turn would leave the order.
+        super().__init__(plan, limits, replace(ALL_RULES, fills_gaps=False))
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         super()._queue(plan, waiting)
@@ -31,9 +36,6 @@ class DfsAheadPolicy(DensityMatchedPolicy):
         if preempted:
             return preempted[0]
         return self._order[self._left] if self._left <= self._right else None
-
-    def _filler(self, output_tokens: float) -> int | None:
-        return None
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
