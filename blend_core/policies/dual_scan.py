@@ -6,53 +6,25 @@ To the letter of the paper, but for prefixes longer than any of its workloads ha
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from math import ceil, inf, isinf
-from typing import ClassVar
+from math import ceil, inf
+from typing import ClassVar, Final
 
 from blend_core.plan import Plan
 from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.ledger import Phase
 from blend_core.policies.queued import QueuedPolicy
-from blend_core.policies.side_account import SideAccount
+from blend_core.policies.side_account import SideAccount, memory_split
 
-OUTLIVED_FACTOR = 2.0
-"""After this many times its estimate a request has outlived it by far (BlendServe §5.4)."""
+OUTLIVED_FACTOR: Final = 2.0
+"""After this many times its estimate a request has outlived it by far (BlendServe §5.4, which names no
+number)."""
 
-BATCH_MULTIPLE = 128
+BATCH_MULTIPLE: Final = 128
 """Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
 
-HELD_PREFIX_STEPS = 2
+HELD_PREFIX_STEPS: Final = 2
 """A prefix that fills so many steps is dear to compute again. No prompt of the paper's workloads shares as
 much at its 2,048 tokens a step."""
-
-
-def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
-    """Shares KV so that both sides together have the root's density (BlendServe §5.3).
-
-    `M_L + M_R = M` and `M_L rho_L + M_R rho_R = M rho`, clamped to [0, M]; equal densities split evenly.
-
-    Args:
-        num_blocks: memory to share, in any unit.
-        rho_left: compute density at the left cursor; may be infinite.
-        rho_right: compute density at the right cursor; may be infinite.
-        rho: compute density of the root; may be infinite.
-
-    Returns:
-        `(M_L, M_R)` in the unit of `num_blocks`.
-    """
-    if rho_left == rho_right:
-        return num_blocks / 2, num_blocks / 2
-    if isinf(rho):
-        # Nothing worth naming reads KV, so the denser side may have it all.
-        left = num_blocks if rho_left > rho_right else 0.0
-    elif isinf(rho_left):
-        left = 0.0
-    elif isinf(rho_right):
-        left = num_blocks
-    else:
-        left = num_blocks * (rho - rho_right) / (rho_left - rho_right)
-    left = min(max(left, 0.0), num_blocks)
-    return left, num_blocks - left
 
 
 class DualScanPolicy(QueuedPolicy):

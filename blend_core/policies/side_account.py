@@ -1,8 +1,38 @@
 """One side of the dual scan: its share of KV and its token credit."""
 
 from collections import deque
+from math import isinf
 
 from blend_core.policies.base import FOR_EVER
+
+
+def memory_split(num_blocks: float, rho_left: float, rho_right: float, rho: float) -> tuple[float, float]:
+    """Shares KV so that both sides together have the root's density (BlendServe §5.3).
+
+    `M_L + M_R = M` and `M_L rho_L + M_R rho_R = M rho`, clamped to [0, M]; equal densities split evenly.
+
+    Args:
+        num_blocks: memory to share, in any unit.
+        rho_left: compute density at the left cursor; may be infinite.
+        rho_right: compute density at the right cursor; may be infinite.
+        rho: compute density of the root; may be infinite.
+
+    Returns:
+        `(M_L, M_R)` in the unit of `num_blocks`.
+    """
+    if rho_left == rho_right:
+        return num_blocks / 2, num_blocks / 2
+    if isinf(rho):
+        # Nothing worth naming reads KV, so the denser side may have it all.
+        left = num_blocks if rho_left > rho_right else 0.0
+    elif isinf(rho_left):
+        left = 0.0
+    elif isinf(rho_right):
+        left = num_blocks
+    else:
+        left = num_blocks * (rho - rho_right) / (rho_left - rho_right)
+    left = min(max(left, 0.0), num_blocks)
+    return left, num_blocks - left
 
 
 class SideAccount:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend_core.policies.base import Admission, EngineLimits, Side
-from blend_core.policies.dual_scan import DualScanPolicy, memory_split
+from blend_core.policies.dual_scan import DualScanPolicy
+from blend_core.policies.side_account import memory_split
 
 LIMITS = EngineLimits(block_size=4, num_blocks=1_000, max_num_seqs=1_000, max_num_batched_tokens=2_048)
 
