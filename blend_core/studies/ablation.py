@@ -5,14 +5,12 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Final
 
-from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.density_matched import DensityMatchedPolicy
 from blend_core.policies.matching_rules import MatchingRules
-from blend_core.simulator import PolicyMaker, SimulationResult, simulate
+from blend_core.simulator import PolicyMaker, SimulationResult
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.studies.dfs_ahead import DfsAheadPolicy
-from blend_core.studies.replanning import SampleReplanner
-from blend_core.studies.study import BLOCK_SIZE, study_limits
+from blend_core.studies.study import run_policy
 from blend_core.studies.workload import Workload
 
 
@@ -22,11 +20,11 @@ class Variant:
 
     Attributes:
         planned: policy that the plan is made for.
-        policy: name or maker of the policy that runs it.
+        maker: what makes the policy that runs it; None where it is the one planned for.
     """
 
     planned: str
-    policy: str | PolicyMaker
+    maker: PolicyMaker | None = None
 
 
 def _variants() -> Mapping[str, Variant]:
@@ -37,9 +35,9 @@ def _variants() -> Mapping[str, Variant]:
         return Variant("density_matched", partial(DensityMatchedPolicy, rules=rules))
 
     return {
-        "dfs": Variant("dfs", "dfs"),
+        "dfs": Variant("dfs"),
         "dfs with our admission": Variant("dfs", DfsAheadPolicy),
-        "dual_scan": Variant("dual_scan", "dual_scan"),
+        "dual_scan": Variant("dual_scan"),
         "density_matched": matched(MatchingRules()),
         **{f"without {name}": matched(replace(MatchingRules(), **{name: False})) for name in names},
         "no idea": matched(none),
@@ -56,16 +54,4 @@ def run_variant(
 ) -> SimulationResult:
     """Plans and simulates a workload under a variant, in the setting of the studies. Deterministic."""
     variant = VARIANTS[name]
-    config = PlanConfig(variant.planned, BLOCK_SIZE, seed)
-    plan = build_plan(workload.requests, model, device, config)
-    return simulate(
-        workload.requests,
-        workload.num_output_tokens,
-        plan,
-        variant.policy,
-        model,
-        device,
-        study_limits(model, device),
-        overlap=True,
-        feedback=SampleReplanner(workload.requests, plan, model, device, config),
-    )
+    return run_policy(workload, model, device, variant.planned, seed, variant.maker)

@@ -10,7 +10,7 @@ from blend_core.engines.base import StepWindow
 from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
-from blend_core.simulator import SimulationResult, simulate
+from blend_core.simulator import PolicyMaker, SimulationResult, simulate
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.studies.replanning import SampleReplanner
 from blend_core.studies.workload import Workload, WorkloadFigures, workload_figures
@@ -167,16 +167,24 @@ def run_workload(
 
 
 def run_policy(
-    workload: Workload, model: ModelSpec, device: DeviceProfile, policy: str, seed: int
+    workload: Workload,
+    model: ModelSpec,
+    device: DeviceProfile,
+    planned: str,
+    seed: int,
+    maker: PolicyMaker | None = None,
 ) -> SimulationResult:
-    """Plans a workload for a policy and simulates it on an overlap engine, samples and revision included."""
-    requests, config = workload.requests, PlanConfig(policy, BLOCK_SIZE, seed)
+    """Plans a workload for a policy and simulates it on an overlap engine, samples and revision included.
+
+    Deterministic. `maker` makes the policy that runs the plan; without one it is the policy planned for.
+    """
+    requests, config = workload.requests, PlanConfig(planned, BLOCK_SIZE, seed)
     plan = build_plan(requests, model, device, config)
     return simulate(
         requests,
         workload.num_output_tokens,
         plan,
-        policy,
+        maker or planned,
         model,
         device,
         study_limits(model, device),
