@@ -48,7 +48,7 @@ class Mix:
         draws: one per kind.
         density: compute density of the whole, at peak figures.
         prefix_sharing: share of prompt tokens that are shared; None where the kinds decide.
-        data: `real` or `generated` lengths.
+        data: as of `trace_lengths.data_of`.
     """
 
     name: str
@@ -87,7 +87,7 @@ def paper_mix(
         generated(trace_lengths.video_like, preset=preset),
         few_shot(trace_lengths.mmlu_5shot(traces), np.array([2])),
     )
-    return Mix(name, draws, density, prefix_sharing, _data(traces))
+    return Mix(name, draws, density, prefix_sharing, trace_lengths.data_of(traces))
 
 
 PAPER_TARGETS = (
@@ -126,7 +126,7 @@ def real_mixes(traces: Path | None) -> list[Mix]:
     }
     if traces is not None:
         kinds["mooncake+r1"] = (block_trace(trace_lengths.mooncake_conversation(traces)), r1)
-    return [Mix(name, draws, 1.0, None, _data(traces)) for name, draws in kinds.items()]
+    return [Mix(name, draws, 1.0, None, trace_lengths.data_of(traces)) for name, draws in kinds.items()]
 
 
 def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
@@ -294,7 +294,3 @@ def _optimum_s(setting: Setting, kinds: Sequence[_Kind], counts: Ints) -> float:
     num_tokens, prefill_tokens_sq, decode_kv_tokens, held_kv_tokens = _sums(kinds, counts)[:4].tolist()
     totals = WorkTotals(num_tokens, prefill_tokens_sq, decode_kv_tokens, held_kv_tokens, longest)
     return optimum_of_totals_s(setting.model, setting.device, totals)
-
-
-def _data(traces: Path | None) -> str:
-    return "real" if traces is not None else "generated"

@@ -63,6 +63,11 @@ class BlockTrace:
     block_tokens: int
 
 
+def data_of(folder: Path | None) -> str:
+    """Returns `real` where lengths are read from a folder of traces, `generated` without one."""
+    return "generated" if folder is None else "real"
+
+
 def azure_code(folder: Path | None) -> TraceLengths:
     """Azure's code completion service, 2023 (means 2,048 and 28 tokens)."""
     if folder is None:

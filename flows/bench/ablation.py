@@ -12,6 +12,7 @@ from blend_core.studies.ablation import VARIANTS, run_variant
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.run_ends import RunEnds, least_start_s, run_ends
 from blend_core.studies.study import BLOCK_SIZE, study_limits
+from blend_core.studies.trace_lengths import data_of
 from blend_core.studies.workload import workload_figures
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
@@ -89,7 +90,7 @@ def run_ablation_bench(
         for length_set, preset in (("preset", True), ("hidden", False))
     }
     return AblationRun(
-        data="generated" if traces is None else "real",
+        data=data_of(traces),
         hours=hours,
         seeds=tuple(seeds),
         fractions={

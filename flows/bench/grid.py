@@ -9,6 +9,7 @@ import numpy as np
 
 from blend_core.studies.mixes import build_workload, grid_targets, paper_mix
 from blend_core.studies.study import WorkloadRun, run_workload, speedup
+from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
 
 QUICK_HOURS = 0.25
@@ -38,7 +39,7 @@ def run_grid_bench(
     tasks = [GridTask(target, seed, hours, traces) for seed in seeds for target in grid_targets()[::stride]]
     results = run_tasks(run_grid_task, tasks, tell, lambda task: f"{task.target[0]}, seed {task.seed}")
     return StudyRun(
-        data="generated" if traces is None else "real",
+        data=data_of(traces),
         hours=hours,
         seeds=tuple(seeds),
         workloads=over_seeds(results),

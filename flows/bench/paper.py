@@ -6,6 +6,7 @@ from pathlib import Path
 
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.study import WorkloadRun, run_workload
+from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import (
     StudyRun,
     interleaved,
@@ -66,7 +67,7 @@ def run_paper_bench(
     whole = over_seeds([run for preset, hidden, _ in results for run in (preset, hidden)])
     return PaperRun(
         study=StudyRun(
-            data="generated" if traces is None else "real",
+            data=data_of(traces),
             hours=hours,
             seeds=tuple(seeds),
             workloads=tuple(sorted(whole, key=lambda run: run.length_set == "hidden")),

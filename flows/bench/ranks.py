@@ -15,6 +15,7 @@ from blend_core.planner import PlanConfig, build_plan
 from blend_core.simulator import simulate
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.study import BLOCK_SIZE, study_limits
+from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
 NUM_RANKS: Final = (2, 4, 8)
@@ -71,7 +72,7 @@ def run_ranks_bench(
     for trace, (name, _, _) in enumerate(PAPER_TARGETS):
         own = [result for task, result in zip(tasks, results, strict=True) if task.trace == trace]
         speedups[name] = {ranks: float(np.mean([one[ranks] for one in own])) for ranks in NUM_RANKS}
-    return RanksRun("generated" if traces is None else "real", hours, tuple(seeds), speedups)
+    return RanksRun(data_of(traces), hours, tuple(seeds), speedups)
 
 
 def run_ranks_task(task: RanksTask) -> dict[int, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from blend_core.studies.mixes import build_workload, real_mixes
 from blend_core.studies.study import WorkloadRun, run_workload
+from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
 
 QUICK_HOURS = 0.1
@@ -29,7 +30,7 @@ def run_traces_bench(
     tasks = [TracesTask(mix, seed, hours, traces) for seed in seeds for mix in range(len(names))]
     results = run_tasks(run_traces_task, tasks, tell, lambda task: f"{names[task.mix]}, seed {task.seed}")
     return StudyRun(
-        data="generated" if traces is None else "real",
+        data=data_of(traces),
         hours=hours,
         seeds=tuple(seeds),
         workloads=over_seeds(results),
