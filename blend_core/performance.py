@@ -2,7 +2,7 @@
 
 Two sets of figures live here and are not mixed. *Peak* figures (`compute_s`, `memory_s`, `step_cost`) make
 densities: FLOPs over peak FLOP/s and KV bytes over peak bandwidth (BlendServe §4.1). *Timed* figures
-(`step_time_s`, `practical_optimum_s`) predict durations: GEMM time is affine in the tokens of a step and
+(`StepTimeModel`, `practical_optimum_s`) predict durations: GEMM time is affine in the tokens of a step and
 never under the time to read the weights, decode attention reaches a share of the bandwidth, and
 overlap hides all but a share of the shorter one.
 
@@ -11,6 +11,7 @@ overlap hides all but a share of the shorter one.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from blend_core.specs import DeviceProfile, ModelSpec
 Floats = npt.NDArray[np.float64]
 TokenCounts = npt.ArrayLike
 
-MAX_NUM_BATCHED_TOKENS = 2048
+MAX_NUM_BATCHED_TOKENS: Final = 2048
 """Tokens of one step at most, in the setting that published figures of ours compare by."""
 
 
@@ -177,24 +178,6 @@ class StepTimeModel:
         """Predicted seconds of one step; arguments as in `step_cost`."""
         compute_time_s = self.gemm_s(num_tokens) + self.prefill_s_per_token_sq * prefill_tokens_sq
         return self.combined_s(compute_time_s, self.decode_s_per_kv_token * decode_kv_tokens, overlap=overlap)
-
-
-def step_time_s(
-    model: ModelSpec,
-    device: DeviceProfile,
-    num_tokens: int,
-    prefill_tokens_sq: int,
-    decode_kv_tokens: int,
-    *,
-    overlap: bool,
-) -> float:
-    """Returns the predicted seconds of one step; arguments as in `step_cost`.
-
-    In a loop over steps build a `StepTimeModel` once instead.
-    """
-    return StepTimeModel.of(model, device).step_s(
-        num_tokens, prefill_tokens_sq, decode_kv_tokens, overlap=overlap
-    )
 
 
 @dataclass(frozen=True, slots=True)

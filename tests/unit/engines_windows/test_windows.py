@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from blend_core.engines.windows import StepRecord, WindowAccumulator
-from blend_core.performance import step_cost, step_time_s
+from blend_core.performance import StepTimeModel, step_cost
 from blend_core.specs import DeviceProfile, ModelSpec
 
 MODEL = ModelSpec("m", 1_000, 2, 8, 2, 1, 4, 2, 4096, 100)
@@ -84,8 +84,8 @@ def test_costs_are_the_performance_models(overlap):
     assert window.memory_s == pytest.approx(cost.memory_s)
     assert window.measured_density == pytest.approx(cost.compute_s / cost.memory_s)
     assert window.predicted_s == pytest.approx(
-        step_time_s(MODEL, DEVICE, 10, 49, 60, overlap=overlap)
-        + step_time_s(MODEL, DEVICE, 3, 0, 60, overlap=overlap)
+        StepTimeModel.of(MODEL, DEVICE).step_s(10, 49, 60, overlap=overlap)
+        + StepTimeModel.of(MODEL, DEVICE).step_s(3, 0, 60, overlap=overlap)
     )
 
 

@@ -12,7 +12,6 @@ from blend_core.performance import (
     memory_s,
     practical_optimum_s,
     step_cost,
-    step_time_s,
 )
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -95,8 +94,9 @@ def test_overlap_takes_the_longer_part_and_15_percent_of_the_shorter(
 ) -> None:
     gemm = 5.3e-3 + 57.3e-6 * 1000 + 2 * 4096 * 32 * 500**2 / 312e12
     attention = 300_000 * 131_072 / (0.8 * 2039e9)
-    sequential = step_time_s(llama_8b, a100, 1000, 500**2, 300_000, overlap=False)
-    overlapped = step_time_s(llama_8b, a100, 1000, 500**2, 300_000, overlap=True)
+    times = StepTimeModel.of(llama_8b, a100)
+    sequential = times.step_s(1000, 500**2, 300_000, overlap=False)
+    overlapped = times.step_s(1000, 500**2, 300_000, overlap=True)
     assert sequential == pytest.approx(gemm + attention)
     assert overlapped == pytest.approx(max(gemm, attention) + 0.15 * min(gemm, attention))
 

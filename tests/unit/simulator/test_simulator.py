@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blend_core.errors import PlanError
-from blend_core.performance import practical_optimum_s, step_time_s
+from blend_core.performance import StepTimeModel, practical_optimum_s
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
 from blend_core.policies.factory import POLICY_NAMES
@@ -62,7 +62,7 @@ def test_one_request_takes_a_prefill_and_its_decode_steps():
     ]
     assert result.num_steps == 4
     assert result.duration_s == pytest.approx(
-        sum(step_time_s(MODEL, DEVICE, *step, overlap=False) for step in steps)
+        sum(StepTimeModel.of(MODEL, DEVICE).step_s(*step, overlap=False) for step in steps)
     )
 
 
