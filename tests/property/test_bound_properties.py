@@ -1,10 +1,10 @@
 """Simulated runs against the bound that none can beat."""
 
 import numpy as np
+from duration_bound import least_duration_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend_core.duration_bound import least_duration_s
 from blend_core.planner import PLANNED_POLICIES, PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
 from blend_core.prefix_tree import build_prefix_tree

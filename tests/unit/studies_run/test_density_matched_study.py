@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from duration_bound import least_duration_s
 
-from blend_core.duration_bound import least_duration_s
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
 from blend_core.prefix_tree import build_prefix_tree

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from duration_bound import least_duration_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend_core.duration_bound import least_duration_s
 from blend_core.prefix_tree import build_prefix_tree
 from blend_core.specs import load_device_profile, model_spec_preset
 from blend_core.studies.study import (
