@@ -35,6 +35,10 @@ VAGUE_WEIGHT: Final = 0.02
 """Observations that the vague prior counts for: it decides where nobody was seen and is lost among a few."""
 
 
+LEAST_SURVIVAL: Final = 1e-9
+"""A probability of being still alive counts as this at least where others are conditional on it."""
+
+
 def _grid() -> Floats:
     points = [0.0]
     while points[-1] < LONGEST_TOKENS:
@@ -151,7 +155,7 @@ class LengthDistribution:
     def alive_ahead(self, num_output_tokens: Floats) -> Floats:
         """Returns the probability that each request, so long by now, is still running `LENGTH_GRID` steps
         ahead: `(num_running, n)`, of the first `n` bins, since none runs beyond its bound."""
-        now = np.maximum(self.survival_at(num_output_tokens), 1e-9)
+        now = np.maximum(self.survival_at(num_output_tokens), LEAST_SURVIVAL)
         ahead = LENGTH_GRID[: bisect_right(GRID_POINTS, self.max_tokens)]
         return self.survival_at(num_output_tokens[:, None] + ahead[None, :]) / now[:, None]
 
@@ -162,7 +166,7 @@ class LengthDistribution:
         bound leaves.
         """
         at_most = np.maximum(1.0, self.max_tokens - num_output_tokens)
-        now = np.maximum(self.survival_at(num_output_tokens), 1e-9)
+        now = np.maximum(self.survival_at(num_output_tokens), LEAST_SURVIVAL)
         beyond = np.interp(num_output_tokens, LENGTH_GRID, self._beyond)
         beyond_sq = np.interp(num_output_tokens, LENGTH_GRID, self._beyond_sq)
         mean = np.clip(beyond / now, 1.0, at_most)

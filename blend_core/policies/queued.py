@@ -3,14 +3,16 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 from blend_core.errors import PlanError
 from blend_core.plan import Plan
 from blend_core.policies.base import AdmissionPolicy, EngineLimits, EngineView, Side
 from blend_core.policies.ledger import Ledger, Phase
 
-ADMISSIBLE_KV_SHARE = 0.95
-"""A prompt is admitted while it fits this share of KV; the rest is for decoding requests to grow."""
+ADMISSIBLE_KV_SHARE: Final = 0.95
+"""A prompt is admitted while it fits this share of KV; the rest is for decoding requests to grow. The setting
+of our studies has it for every policy that does not look ahead."""
 
 
 class QueuedPolicy(AdmissionPolicy):

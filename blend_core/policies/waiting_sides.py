@@ -78,7 +78,10 @@ class WaitingSides:
         self.sort(first_time=is_first)
 
     def sort(self, *, first_time: bool = False) -> None:
-        """Sorts what waits into sides, and each side into its order. As long as the requests are many."""
+        """Sorts what waits into sides, and each side into its order; takes time with the number of requests.
+
+        Kinds stay on their side near the density of all, but not the `first_time`.
+        """
         ledger = self._ledger
         phase = ledger.phase
         self._planned = waiting = self.unstarted()
@@ -179,7 +182,7 @@ class WaitingSides:
         self._kind.extend([self._known[Side.LEFT]] * num_new)
         self._is_alone.extend([True] * num_new)
         shares_before = (plan.num_shared_tokens > 0).tolist()
-        shares_behind = [*shares_before[1:], *[False][: len(shares_before)]]
+        shares_behind = [*shares_before[1:], False][: len(shares_before)]
         used: set[int] = set()
         rows = zip(plan.seq.tolist(), plan.length_group.tolist(), shares_before, shares_behind, strict=True)
         for seq, group, is_shared, is_shared_on in rows:

@@ -18,7 +18,7 @@ class SimulatedEnd(NamedTuple):
     """One request that ended.
 
     Attributes:
-        row: its row in the `RequestArrays`.
+        row: its row in the requests that are simulated.
         revision: plan revision in force at its first admission.
         num_output_tokens: tokens of its answer.
         num_cached_tokens: prompt tokens served from the cache at first admission.

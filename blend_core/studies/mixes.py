@@ -6,6 +6,7 @@ Kinds and targets follow BlendServe §6.1; densities are at peak figures, with s
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,22 @@ from blend_core.studies.pools import (
 from blend_core.studies.workload import Workload, seen_tokens
 
 Floats = npt.NDArray[np.float64]
-
 Ints = npt.NDArray[np.int64]
 
-_PILOT_ROWS = 4_000
-_MAX_ROUNDS = 60
-_WHOLE_STEPS = 6
-_TOLERANCE = 1e-3
+_PILOT_ROWS: Final = 4_000
+"""Requests of each kind whose means give the first numbers."""
+
+_MAX_ROUNDS: Final = 60
+"""Corrections of the numbers at most; the best numbers found are taken then."""
+
+_WHOLE_STEPS: Final = 6
+"""Corrections in full, before half ones."""
+
+_TOLERANCE: Final = 1e-3
+"""Share by which a mix may miss a target."""
+
+_SPARE_ROWS_SHARE: Final = 0.2
+"""Rows drawn beyond those asked for, so that a small correction needs no other draw."""
 
 _SHARED, _PROMPT = 4, 5
 """Places of the last two sums of a kind; those before are the first fields of `WorkTotals`."""
@@ -90,7 +100,7 @@ def paper_mix(
     return Mix(name, draws, density, prefix_sharing, trace_lengths.data_of(traces))
 
 
-PAPER_TARGETS = (
+PAPER_TARGETS: Final = (
     ("trace-1", 1.4, 0.35),
     ("trace-2", 0.9, 0.35),
     ("trace-3", 1.4, 0.05),
@@ -186,7 +196,7 @@ class _Kind:
     def hold(self, num_rows: int) -> None:
         """Draws more rows where there are fewer and the kind has more."""
         if num_rows > len(self._pool) and not self.is_used_up:
-            self._take(int(num_rows * 1.2))
+            self._take(int(num_rows * (1.0 + _SPARE_ROWS_SHARE)))
 
     def head(self, num_rows: int) -> Pool:
         """Returns the first rows."""

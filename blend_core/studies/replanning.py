@@ -1,5 +1,7 @@
 """Planning anew in the middle of a simulated run, from the lengths that the run has shown so far."""
 
+from typing import Final
+
 import numpy as np
 
 from blend_core.plan import Plan
@@ -7,10 +9,10 @@ from blend_core.planner import PlanConfig, build_plan
 from blend_core.simulation.prompts import Prompts
 from blend_core.specs import DeviceProfile, ModelSpec
 
-STRAGGLER_SHARE = 0.1
+STRAGGLER_SHARE: Final = 0.1
 """The longest samples end last: the revision waits for all but this share of them."""
 
-ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS = 0.25
+ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS: Final = 0.25
 """And it waits for all of them until this share of the plan has ended, since their lengths are telling."""
 
 
@@ -82,9 +84,6 @@ class SampleReplanner:
     def _is_due(self) -> bool:
         if not self._open_lead:
             return True
-        num_lead = len(self._open_lead) + len(self._samples)
-        return len(
-            self._open_lead
-        ) <= STRAGGLER_SHARE * num_lead and self._num_ended >= ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS * len(
-            self._plan
-        )
+        num_open = len(self._open_lead)
+        are_stragglers = num_open <= STRAGGLER_SHARE * (num_open + len(self._samples))
+        return are_stragglers and self._num_ended >= ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS * len(self._plan)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from blend_core.errors import ConfigurationError
 
 Ints = npt.NDArray[np.int64]
 
-_GENERATED_ROWS = 20_000
+_GENERATED_ROWS: Final = 20_000
+"""Requests of a generated trace, which mixes draw from with replacement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

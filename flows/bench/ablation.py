@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,9 +16,10 @@ from blend_core.studies.trace_lengths import data_of
 from blend_core.studies.workload import workload_figures
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
-QUICK_HOURS = 0.1
+QUICK_HOURS: Final = 0.1
+"""Practical optimum of each workload with `--quick`, for an answer within minutes."""
 
-ENDS_OF = ("dfs", "dual_scan", "density_matched")
+ENDS_OF: Final = ("dfs", "dual_scan", "density_matched")
 """Variants whose start and end are told."""
 
 

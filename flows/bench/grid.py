@@ -12,9 +12,10 @@ from blend_core.studies.study import WorkloadRun, run_workload, speedup
 from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
 
-QUICK_HOURS = 0.25
-QUICK_STRIDE = 16
-"""Every so manieth workload of the grid."""
+QUICK_HOURS: Final = 0.25
+"""Practical optimum of each workload with `--quick`, for an answer within minutes."""
+QUICK_STRIDE: Final = 16
+"""Every so manieth workload of the grid with `--quick`."""
 
 
 @dataclass(frozen=True, slots=True)

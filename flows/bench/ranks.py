@@ -20,8 +20,11 @@ from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
 NUM_RANKS: Final = (2, 4, 8)
 SHARDS_PER_RANK: Final = 16
+"""As a run of several ranks is cut (`flows.stages.cut`, which would load storage)."""
+
 POLICY: Final = "dual_scan"
 QUICK_HOURS: Final = 0.5
+"""Practical optimum of each trace with `--quick`: more than in other studies, since eight ranks share it."""
 
 
 @dataclass(frozen=True, slots=True)
