@@ -8,6 +8,7 @@ from blend_core.plan import Plan
 from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.in_flight import InFlight
 from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.left_turn import LeftTurn
 from blend_core.policies.look_ahead import LookAhead
 from blend_core.policies.matching_rules import MatchingRules
 from blend_core.policies.pace import FREE_KV_SHARE, Pace, RunningWork, running_work
@@ -64,12 +65,10 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._num_decoding = 0
         self._capacity_tokens = limits.num_blocks * limits.block_size
         self._look_ahead = LookAhead(ledger, self._sides, rules)
+        self._left_turn = LeftTurn(ledger)
         self._pace = Pace.of(Work(), Work(), RunningWork(), limits, plan.step_times)
         self._balances = False
         self._right_limit_tokens = 0.0
-        self._left_allowance = 0.0
-        self._saved_tokens = 0.0
-        self._left_place: tuple[int, int] | None = None
         self._refresh_at = 0
         self._learn_at = 0
         super().__init__(plan, limits, ledger)
@@ -99,11 +98,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             )
             if not self._rules.follows_kv:
                 num_tokens, share_reached = self._pace.prefill_tokens_per_step, 1.0
-            num_tokens += self._saved_tokens
-            self._saved_tokens = 0.0
-            if num_tokens < chunk_tokens:
-                num_tokens, self._saved_tokens = 0.0, num_tokens
-        self._left_allowance = min(self._left_allowance, 0.0) + num_tokens
+            num_tokens = self._left_turn.in_chunks(num_tokens, chunk_tokens)
+        self._left_turn.allow(num_tokens)
         self._right_limit_tokens = self._right_limit(view, left)
         candidate = self._look()
         if candidate is not None:
@@ -116,13 +112,15 @@ class DensityMatchedPolicy(QueuedPolicy):
         ledger = self._ledger
         num_blocks = view.num_free_blocks - view.num_running
         right, left = self._look(), self._left_head()
-        left_waits = left is not None and self._is_due_soon(left) and view.is_ready(ledger.seq[left])
+        left_waits = (
+            left is not None and self._left_turn.is_due_soon(left) and view.is_ready(ledger.seq[left])
+        )
         left_fits = left is not None and left_waits and self._fits(view, left, num_blocks)
         # KV that the left side waits for is not given to the right side, which could fill it for ever.
         may_start_right = right is not None and (left_fits or not left_waits) and self._is_below_limit(right)
         if right is not None and may_start_right and self._can_start(view, right, num_blocks):
             return Admission(ledger.seq[right], Side.RIGHT)
-        if left is not None and left_fits and self._is_due(left):
+        if left is not None and left_fits and self._left_turn.is_due(left):
             return Admission(ledger.seq[left], Side.LEFT)
         if view.num_running == 0:
             for slot, side in ((right, Side.RIGHT), (self._right_head(), Side.RIGHT), (left, Side.LEFT)):
@@ -150,8 +148,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if side is Side.RIGHT:
             self._look_ahead.start(slot)
         else:
-            self._left_allowance -= charged
-            self._left_place = None
+            self._left_turn.start(charged)
         self._settle()
 
     def decoding(self, seq: int) -> None:
@@ -210,7 +207,7 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _start_over(self) -> None:
         self._refresh_at = self._ledger.clock
         self._look_ahead.forget(self._ledger.clock)
-        self._saved_tokens, self._left_place = 0.0, None
+        self._left_turn.start_over()
 
     def _refresh(self) -> None:
         """Makes projection and pace anew."""
@@ -254,7 +251,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         margin_tokens = float(view.num_running * self._limits.block_size)
         if left is not None and self._balances:
             other_tokens = max(self._pace.left_kv_tokens, other_tokens)
-            margin_tokens += self._tokens_to_place(view, left)
+            margin_tokens += self._left_turn.tokens_to_place(view, left, self._limits.block_size)
         return self._capacity_tokens * (1.0 - FREE_KV_SHARE) - other_tokens - margin_tokens
 
     def _look(self) -> int | None:
@@ -272,18 +269,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         if ledger.side[slot] is Side.RIGHT:
             self._look_ahead.again_at = min(self._look_ahead.again_at, ledger.clock)
         else:
-            self._left_place = None
-
-    def _tokens_to_place(self, view: EngineView, slot: int) -> int:
-        """KV tokens that the left side's next prompt takes, beside what those in flight hold of it."""
-        # Looking a prompt up in the cache is dear: once for each that comes or goes on the left side.
-        if self._left_place is None or self._left_place[0] != slot:
-            ledger = self._ledger
-            num_tokens = ledger.num_prefill_tokens(slot)
-            if ledger.num_shared_tokens[slot] > 0 and view.is_ready(ledger.seq[slot]):
-                num_tokens -= view.num_held_blocks(ledger.seq[slot]) * self._limits.block_size
-            self._left_place = slot, num_tokens
-        return self._left_place[1]
+            self._left_turn.leave()
 
     def _left_head(self) -> int | None:
         preempted = self._ledger.preempted[Side.LEFT]
@@ -306,12 +292,6 @@ class DensityMatchedPolicy(QueuedPolicy):
         ago."""
         num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._ledger.num_own_tokens(slot)
         return num_tokens <= self._right_limit_tokens
-
-    def _is_due_soon(self, slot: int) -> bool:
-        return self._saved_tokens > 0 or self._is_due(slot)
-
-    def _is_due(self, slot: int) -> bool:
-        return self._left_allowance > 0 or self._ledger.phase[slot] is Phase.PREEMPTED
 
     def _can_start(self, view: EngineView, slot: int, num_blocks: int) -> bool:
         return view.is_ready(self._ledger.seq[slot]) and self._fits(view, slot, num_blocks)
