@@ -3,10 +3,11 @@
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.plan import Plan
@@ -16,23 +17,29 @@ from blend_core.policies.factory import POLICY_NAMES, make_policy
 from blend_core.segment_requests import SegmentRequests
 from blend_core.simulation.prompts import PromptBlocks
 from blend_core.simulation.stepper import Stepper
+from blend_core.studies.study import BLOCK_SIZE
 from flows.bench.study_tasks import study_model
 
 NUM_IN_FLIGHT: Final = (1_000, 10_000)
 NUM_STEPS: Final = 2_000
-BLOCK_SIZE: Final = 16
+
 PREFILL_TOKENS: Final = 2_048
 """Prompt tokens of a step at most, beside a token of each request in flight."""
 
-KV_ROOM: Final = {"density_matched": 2.4}
-"""KV by what the requests in flight hold on average, where a policy needs more for as many: it leaves KV free
-for those in flight to grow into."""
+KV_ROOM: Final = 1.1
+"""KV by what the requests in flight hold on average: next to full, and hardly ever preempted."""
+
+KV_ROOM_AHEAD: Final = {"density_matched": 2.4}
+"""The same of a policy that needs more for as many: it leaves KV free for those in flight to grow into."""
 
 LENGTH_AWARE: Final = ("dual_scan", "density_matched")
 """Policies that look at answers' lengths, and are measured with hidden ones too."""
 
 HIDDEN_MAX_TOKENS: Final = 4_096
 """Bound of every answer where lengths are hidden."""
+
+NUM_PREFIXES: Final = 50
+"""Prefixes that the short answers' prompts share."""
 
 WARM_SHARE: Final = 0.9
 """Steps count once so much of the requests meant to be in flight are."""
@@ -42,7 +49,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Seconds of all calls of one step to the policy, over many steps."""
+    """Seconds of all calls of one step to the policy; mean, 99th percentile and maximum over many steps."""
 
     mean_s: float
     p99_s: float
@@ -52,15 +59,20 @@ class StepCosts:
 class TimedPolicy(AdmissionPolicy):
     """Passes every call on and adds up the time that it takes.
 
+    It never says that it is quiet, so that it is asked in every step, as a real engine does.
+
     Attributes:
         spent_s: seconds since it was last set to 0.
     """
 
     name = "timed"
 
-    def __init__(self, plan: Plan, limits: EngineLimits, inner: AdmissionPolicy) -> None:
-        """Takes the policy to time, which has the plan already."""
+    def __init__(
+        self, plan: Plan, limits: EngineLimits, inner: AdmissionPolicy, clock: Callable[[], float]
+    ) -> None:
+        """Takes the policy to time, which has the plan already, and seconds that only rise."""
         self._inner = inner
+        self._clock = clock
         self.spent_s = 0.0
 
     @property
@@ -105,9 +117,9 @@ class TimedPolicy(AdmissionPolicy):
         self._timed(self._inner.revise, plan)
 
     def _timed(self, call: Callable[..., _Answer], *arguments: Any) -> _Answer:
-        started = time.perf_counter()
+        started_s = self._clock()
         answer = call(*arguments)
-        self.spent_s += time.perf_counter() - started
+        self.spent_s += self._clock() - started_s
         return answer
 
 
@@ -147,11 +159,11 @@ def measure_policy(
     num_tokens = num_in_flight * mean_tokens / num_output_tokens.sum()
     limits = EngineLimits(
         BLOCK_SIZE,
-        int(KV_ROOM.get(name, 1.1) * num_tokens / BLOCK_SIZE),
+        int(KV_ROOM_AHEAD.get(name, KV_ROOM) * num_tokens / BLOCK_SIZE),
         num_in_flight,
         num_in_flight + PREFILL_TOKENS,
     )
-    policy = TimedPolicy(plan, limits, make_policy(name, plan, limits))
+    policy = TimedPolicy(plan, limits, make_policy(name, plan, limits), time.perf_counter)
     stepper = Stepper(
         requests.seq.tolist(),
         PromptBlocks.of(requests, BLOCK_SIZE),
@@ -180,19 +192,17 @@ def costs_json(costs: dict[str, dict[int, StepCosts]]) -> dict[str, Any]:
     """Returns what `--json` prints."""
     return {
         "policies": {
-            name: {
-                str(num_in_flight): {"mean_s": cost.mean_s, "p99_s": cost.p99_s, "max_s": cost.max_s}
-                for num_in_flight, cost in by_number.items()
-            }
+            name: {str(num_in_flight): asdict(cost) for num_in_flight, cost in by_number.items()}
             for name, by_number in costs.items()
         }
     }
 
 
-def _requests(
-    num_in_flight: int, num_steps: int, seed: int
-) -> tuple[SegmentRequests, "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
-    """Prompts that share with short answers, and others with long ones: enough for all the steps."""
+def _requests(num_in_flight: int, num_steps: int, seed: int) -> tuple[SegmentRequests, npt.NDArray[np.int64]]:
+    """Short answers behind one of `NUM_PREFIXES`, and as many long ones that share nothing.
+
+    Enough for all the steps.
+    """
     generator = np.random.default_rng(seed)
     num_requests = 3 * num_in_flight + 4 * num_steps
     is_long = generator.random(num_requests) < 0.5
@@ -201,12 +211,13 @@ def _requests(
         generator.integers(1_000, 3_000, num_requests),
         generator.integers(50, 200, num_requests),
     )
-    group = np.where(is_long, 50 + np.arange(num_requests), generator.integers(0, 50, num_requests))
-    own = 50 + num_requests + np.arange(num_requests)
+    number = np.arange(num_requests)
+    group = np.where(is_long, NUM_PREFIXES + number, generator.integers(0, NUM_PREFIXES, num_requests))
+    own = NUM_PREFIXES + num_requests + number
     tokens = np.stack((np.where(is_long, 64, 256), generator.integers(20, 200, num_requests)), axis=1)
     bound = output.astype(np.int32)
     requests = SegmentRequests(
-        seq=np.arange(num_requests),
+        seq=number,
         segment_ids=np.stack((group, own), axis=1).ravel(),
         segment_tokens=tokens.ravel(),
         offsets=2 * np.arange(num_requests + 1),
