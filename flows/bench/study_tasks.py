@@ -4,11 +4,13 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from blend_core.errors import PlanError
 from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile, model_spec_preset
 from blend_core.studies.mixes import Setting
 from blend_core.studies.study import BLOCK_SIZE, PolicyRun, WorkloadRun, mean_over_seeds
@@ -16,6 +18,7 @@ from blend_core.studies.workload import Workload
 
 MODEL: Final = "llama-3.1-8b"
 DEVICE: Final = "a100-80g"
+"""What BlendServe's figures are of (§6.1)."""
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -83,18 +86,32 @@ def run_tasks(
         tasks: what it is called with.
         tell: hears of each task that is done.
         name_of: names a task in what is told.
+
+    Raises:
+        PlanError: a process was ended from outside.
     """
+    results: dict[int, _Result] = {}
+
+    def add(place: int, result: _Result) -> None:
+        results[place] = result
+        tell(f"{len(results)} of {len(tasks)}: {name_of(tasks[place])}")
+
     num_workers = min(len(tasks), os.cpu_count() or 1)
     if num_workers <= 1:
-        return [run(task) for task in tasks]
-    results: dict[int, _Result] = {}
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
-        places = {pool.submit(run, task): place for place, task in enumerate(tasks)}
-        for done in as_completed(places):
-            place = places[done]
-            results[place] = done.result()
-            tell(f"{len(results)} of {len(tasks)}: {name_of(tasks[place])}")
+        for place, task in enumerate(tasks):
+            add(place, run(task))
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+            places = {pool.submit(run, task): place for place, task in enumerate(tasks)}
+            try:
+                for done in as_completed(places):
+                    add(places[done], done.result())
+            except BrokenProcessPool:
+                raise PlanError(
+                    "A process of the study was ended from outside, most likely for want of memory; "
+                    "ask for smaller workloads."
+                ) from None
     return [results[place] for place in range(len(tasks))]
 
 

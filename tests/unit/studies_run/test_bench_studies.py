@@ -1,6 +1,7 @@
 """What the study commands compute and print, on workloads of minutes."""
 
 import json
+import os
 from dataclasses import replace
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from blend_core.errors import ConfigurationError
+from blend_core.errors import ConfigurationError, PlanError
 from blend_core.studies.mixes import build_workload, paper_mix
 from blend_core.studies.study import STUDY_POLICIES
 from blend_core.studies.trace_lengths import gsm8k
@@ -80,8 +81,24 @@ def test_seeds_are_averaged_by_workload_and_set(paper_run):
 
 def test_tasks_run_in_other_processes_and_come_back_in_order():
     told = []
-    assert run_tasks(str.upper, ["a", "b", "c"], told.append, repr) == ["A", "B", "C"]
-    assert len(told) == 3
+    assert run_tasks(str.upper, ["a", "b", "c"], lambda text: told.append(text.split(":")[0]), repr) == [
+        "A",
+        "B",
+        "C",
+    ]
+    assert sorted(told) == ["1 of 3", "2 of 3", "3 of 3"]
+
+
+def test_a_task_that_runs_alone_is_told_of_as_well():
+    told = []
+    assert run_tasks(str.upper, ["a"], told.append, repr) == ["A"]
+    assert told == ["1 of 1: 'a'"]
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="on one core tasks have no process of their own")
+def test_a_process_that_is_ended_from_outside_is_an_error_of_the_study():
+    with pytest.raises(PlanError, match="ended from outside"):
+        run_tasks(os._exit, [1, 1], lambda text: None, repr)
 
 
 def test_the_grid_is_summed_up():
