@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,20 @@ class AblationTask:
     seed: int
     hours: float
     traces: Path | None
+
+
+class AblationResult(NamedTuple):
+    """What one task came to; attributes as of `AblationRun`, of one workload.
+
+    Attributes:
+        fractions: by variant.
+        ends: by variant, of `ENDS_OF`.
+        least_start_s: seconds.
+    """
+
+    fractions: dict[str, float]
+    ends: dict[str, RunEnds]
+    least_start_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +110,24 @@ def run_ablation_bench(
         seeds=tuple(seeds),
         fractions={
             name: {
-                length_set: (
-                    float(np.mean([fractions[name] for fractions, _, _ in own])),
-                    min(fractions[name] for fractions, _, _ in own),
-                )
+                length_set: _mean_and_worst([result.fractions[name] for result in own])
                 for length_set, own in by_set.items()
             }
             for name in VARIANTS
         },
         ends={
             name: {
-                length_set: RunEnds(
-                    float(np.mean([ends[name].start_s for _, ends, _ in own])),
-                    float(np.mean([ends[name].end_s for _, ends, _ in own])),
-                )
+                length_set: _mean_ends([result.ends[name] for result in own])
                 for length_set, own in by_set.items()
             }
             for name in ENDS_OF
         },
-        least_start_s=min(least for _, _, least in results),
+        least_start_s=min(result.least_start_s for result in results),
     )
 
 
-def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, RunEnds], float]:
-    """Returns the fraction of the practical optimum of each variant, the ends of some, the least start."""
+def run_ablation_task(task: AblationTask) -> AblationResult:
+    """Simulates one workload under every variant."""
     model, device = study_model()
     mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
     workload = build_workload(mix, study_setting(task.hours), task.seed)
@@ -135,7 +143,15 @@ def run_ablation_task(task: AblationTask) -> tuple[dict[str, float], dict[str, R
             ends[name] = run_ends(result.windows)
     longest_prompt = int(workload.requests.num_prompt_tokens.max())
     least = least_start_s(StepTimeModel.of(model, device), study_limits(model, device), longest_prompt)
-    return fractions, ends, least
+    return AblationResult(fractions, ends, least)
+
+
+def _mean_and_worst(fractions: Sequence[float]) -> tuple[float, float]:
+    return float(np.mean(fractions)), min(fractions)
+
+
+def _mean_ends(ends: Sequence[RunEnds]) -> RunEnds:
+    return RunEnds(float(np.mean([one.start_s for one in ends])), float(np.mean([one.end_s for one in ends])))
 
 
 def _name(task: AblationTask) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.study import WorkloadRun, run_workload
@@ -40,6 +40,20 @@ class PaperTask:
     interleaves: bool
 
 
+class PaperResult(NamedTuple):
+    """One trace and seed.
+
+    Attributes:
+        preset: with lengths of the memory side known beforehand.
+        hidden: with none known.
+        interleaved: `preset` with its kinds interleaved, under `dfs` alone; None where not asked for.
+    """
+
+    preset: WorkloadRun
+    hidden: WorkloadRun
+    interleaved: WorkloadRun | None
+
+
 @dataclass(frozen=True, slots=True)
 class PaperRun:
     """What `blend bench paper` measured.
@@ -66,7 +80,7 @@ def run_paper_bench(
     results = run_tasks(
         run_paper_task, tasks, tell, lambda task: f"{PAPER_TARGETS[task.trace][0]}, seed {task.seed}"
     )
-    whole = over_seeds([run for preset, hidden, _ in results for run in (preset, hidden)])
+    whole = over_seeds([run for result in results for run in (result.preset, result.hidden)])
     return PaperRun(
         study=StudyRun(
             data=data_of(traces),
@@ -74,11 +88,13 @@ def run_paper_bench(
             seeds=tuple(seeds),
             workloads=tuple(sorted(whole, key=lambda run: run.length_set == "hidden")),
         ),
-        interleaved=tuple((mixed, preset) for preset, _, mixed in results if mixed is not None),
+        interleaved=tuple(
+            (result.interleaved, result.preset) for result in results if result.interleaved is not None
+        ),
     )
 
 
-def run_paper_task(task: PaperTask) -> tuple[WorkloadRun, WorkloadRun, WorkloadRun | None]:
+def run_paper_task(task: PaperTask) -> PaperResult:
     """Simulates one trace: preset lengths, hidden lengths, and preset ones with kinds interleaved."""
     model, device = study_model()
     target, setting = PAPER_TARGETS[task.trace], study_setting(task.hours)
@@ -88,4 +104,4 @@ def run_paper_task(task: PaperTask) -> tuple[WorkloadRun, WorkloadRun, WorkloadR
     if task.interleaves:
         mixed = run_workload(interleaved(workload, task.seed), model, device, task.seed, policies=("dfs",))
     hidden = build_workload(paper_mix(task.traces, *target, preset=False), setting, task.seed)
-    return preset, run_workload(hidden, model, device, task.seed, known=preset), mixed
+    return PaperResult(preset, run_workload(hidden, model, device, task.seed, known=preset), mixed)
