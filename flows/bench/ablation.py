@@ -35,12 +35,12 @@ class AblationTask:
 
 
 class AblationResult(NamedTuple):
-    """What one task came to; attributes as of `AblationRun`, of one workload.
+    """What one workload came to.
 
     Attributes:
-        fractions: by variant.
-        ends: by variant, of `ENDS_OF`.
-        least_start_s: seconds.
+        fractions: of the practical optimum, by variant.
+        ends: of those in `ENDS_OF`, by variant.
+        least_start_s: what no start is shorter than.
     """
 
     fractions: dict[str, float]

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -18,35 +17,8 @@ from flows.bench.plan_data import write_request_shards
 from flows.bench.plan_process import PlanFigures, Task
 
 
-@dataclass(frozen=True, slots=True)
-class PlanBench:
-    """Figures of planning one job.
-
-    Attributes:
-        num_requests: requests of the job.
-        num_prompt_tokens: their prompt tokens.
-        load_s: reading the request shards, which are Arrow files in a folder.
-        build_s: building the prefix tree.
-        transform_s: estimating lengths, sorting, splitting, and summing up.
-        total_s: `build_s + transform_s`.
-        peak_rss_bytes: peak memory of the planning process, interpreter and libraries included.
-        prefix_sharing: share of prompt tokens that neighbours of the planned order share.
-        sharing_kept: that as a share of the best there is.
-    """
-
-    num_requests: int
-    num_prompt_tokens: int
-    load_s: float
-    build_s: float
-    transform_s: float
-    total_s: float
-    peak_rss_bytes: int
-    prefix_sharing: float
-    sharing_kept: float
-
-
-def run_plan_bench(num_requests: int, seed: int, tell: Callable[[str], None]) -> PlanBench:
-    """Make up a job, plan it in a fresh process, and remove it again.
+def run_plan_bench(num_requests: int, seed: int, tell: Callable[[str], None]) -> PlanFigures:
+    """Makes up a job, plans it in a fresh process, and removes it again.
 
     Args:
         num_requests: requests of the job, about 600 prompt tokens each.
@@ -60,18 +32,7 @@ def run_plan_bench(num_requests: int, seed: int, tell: Callable[[str], None]) ->
         tell(f"making {num_requests:,} requests")
         write_request_shards(Path(folder), num_requests, seed)
         tell("planning")
-        figures = _planned(Task(folder, num_requests))
-    return PlanBench(
-        num_requests=figures.num_requests,
-        num_prompt_tokens=figures.num_prompt_tokens,
-        load_s=figures.load_s,
-        build_s=figures.build_s,
-        transform_s=figures.transform_s,
-        total_s=figures.build_s + figures.transform_s,
-        peak_rss_bytes=figures.peak_rss_bytes,
-        prefix_sharing=figures.prefix_sharing,
-        sharing_kept=figures.sharing_kept,
-    )
+        return _planned(Task(folder, num_requests))
 
 
 def _planned(task: Task) -> PlanFigures:

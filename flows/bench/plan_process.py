@@ -2,12 +2,14 @@
 
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from blend_core.errors import PlanError
 from blend_core.planner import PlanConfig, build_plan, plan_tree
 from blend_core.prefix_tree import build_prefix_tree
 from blend_core.request import RequestArrays
@@ -33,14 +35,28 @@ class Task(msgspec.Struct, frozen=True):
     num_requests: int
 
 
-class PlanFigures(msgspec.Struct, frozen=True):
-    """What planning took; attributes as of `PlanBench`."""
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """What planning one job took.
+
+    Attributes:
+        num_requests: requests of the job.
+        num_prompt_tokens: their prompt tokens.
+        load_s: reading the request shards, which are Arrow files in a folder.
+        build_s: building the prefix tree.
+        transform_s: estimating lengths, sorting, splitting, and summing up.
+        total_s: `build_s + transform_s`.
+        peak_rss_bytes: peak memory of the planning process, interpreter and libraries included.
+        prefix_sharing: share of prompt tokens that neighbours of the planned order share.
+        sharing_kept: that as a share of the best there is.
+    """
 
     num_requests: int
     num_prompt_tokens: int
     load_s: float
     build_s: float
     transform_s: float
+    total_s: float
     peak_rss_bytes: int
     prefix_sharing: float
     sharing_kept: float
@@ -70,7 +86,11 @@ def load_request_shards(folder: Path) -> RequestArrays:
 
 
 def measure_planning(task: Task) -> PlanFigures:
-    """Load, build the tree, and make the plan of it."""
+    """Loads a job, builds its tree, and makes the plan of it.
+
+    Raises:
+        PlanError: not every request was planned.
+    """
     model, device = model_spec_preset(_MODEL), load_device_profile(_DEVICE)
     # Compiled code is kept on disk, so it is loaded here, or made where it is missing, and not measured.
     build_plan(_smallest_job(), model, device, _CONFIG)
@@ -84,7 +104,9 @@ def measure_planning(task: Task) -> PlanFigures:
     plan.check_integrity()
     summary = plan.summary
     if summary.num_requests != task.num_requests:
-        raise SystemExit(f"{summary.num_requests} of {task.num_requests} requests were planned")
+        raise PlanError(
+            f"{summary.num_requests} of {task.num_requests} requests were planned; please report it."
+        )
     best = summary.prefix_sharing_best
     return PlanFigures(
         num_requests=summary.num_requests,
@@ -92,6 +114,7 @@ def measure_planning(task: Task) -> PlanFigures:
         load_s=loaded - started,
         build_s=built - loaded,
         transform_s=planned - built,
+        total_s=planned - loaded,
         peak_rss_bytes=peak_rss_bytes(),
         prefix_sharing=summary.prefix_sharing_planned,
         sharing_kept=summary.prefix_sharing_planned / best if best > 0 else 1.0,
