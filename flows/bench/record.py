@@ -5,6 +5,7 @@ import time
 import sqlalchemy as sa
 
 from blend_core.engines.base import RequestFinished
+from blend_core.errors import StorageError
 from storage.database import Database
 from storage.jobs import create_job
 from storage.objects import ObjectStore
@@ -20,6 +21,9 @@ def run_record_bench(db: Database, objects: ObjectStore, num_rows: int) -> float
     included.
 
     They belong to a throwaway job, which is removed again.
+
+    Raises:
+        StorageError: the database refused, or lacks a result.
     """
     job_id = create_job(db, name="bench record", model="none", spec={})
     try:
@@ -36,7 +40,11 @@ def run_record_bench(db: Database, objects: ObjectStore, num_rows: int) -> float
         with db.connect() as connection:
             stored = sa.select(sa.func.count()).select_from(result).where(result.c.job_id == job_id)
             num_stored = connection.execute(stored).scalar_one()
-        assert num_stored == num_rows, "the recorder lost rows"
+        if num_stored != num_rows:
+            raise StorageError(
+                f"The recorder stored {num_stored} of {num_rows} results; please report it.",
+                job_id=job_id,
+            )
     finally:
         with db.connect() as connection:
             connection.execute(sa.delete(result).where(result.c.job_id == job_id))
