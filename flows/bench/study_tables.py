@@ -5,7 +5,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from blend_core.studies.study import WorkloadRun, speedup
 from flows.bench.ablation import AblationRun
 from flows.bench.grid import GRID_RATIOS, grid_summary
 from flows.bench.paper import PaperRun
+from flows.bench.policy import StepCosts
 from flows.bench.ranks import RanksRun
 from flows.bench.study_tasks import StudyRun
 from flows.tables import markdown_table
@@ -172,7 +173,7 @@ def ranks_table(run: RanksRun) -> Table:
     return ("workload", *(f"{number} ranks" for number in ranks)), rows
 
 
-def costs_table(costs: Mapping[str, Mapping[int, Any]]) -> Table:
+def costs_table(costs: Mapping[str, Mapping[int, StepCosts]]) -> Table:
     """Milliseconds of a policy per step."""
     rows: list[tuple[object, ...]] = [
         (name, number, *(f"{seconds * 1e3:.3f}" for seconds in (cost.mean_s, cost.p99_s, cost.max_s)))
