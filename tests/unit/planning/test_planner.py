@@ -9,8 +9,10 @@ from blend_core.errors import ConfigurationError, PlanError
 from blend_core.performance import memory_s, practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PLANNED_POLICIES, PlanConfig, build_plan
+from blend_core.policies.factory import POLICY_NAMES
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile, ModelSpec
+from flows.job_parts import Policy
 
 MakeRequests = Callable[..., RequestArrays]
 
@@ -159,6 +161,10 @@ def test_nothing_left_to_plan_is_an_error(
     for requests, samples in ((make_requests([]), None), (make_requests([[1]]), {0: 3})):
         with pytest.raises(PlanError, match="nothing to run"):
             build_plan(requests, llama_8b, a100, config, samples=samples)
+
+
+def test_every_policy_that_a_job_may_name_is_planned_for_and_made() -> None:
+    assert {policy.value for policy in Policy} == set(PLANNED_POLICIES) == set(POLICY_NAMES)
 
 
 def test_faulty_options_are_refused() -> None:
