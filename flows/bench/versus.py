@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.errors import ConfigurationError, EngineError
@@ -17,14 +18,21 @@ from flows.bench.versus_file import write_request_file
 from flows.bench.versus_process import RUN_BATCH, RunFigures, VersusRun
 from flows.settings import Settings
 
-RANDOM_MODEL = "random-llama"
-NAMES = (RUN_BATCH, "fcfs", "dfs", "dual_scan", "density_matched")
-BLOCK_SIZE = 32
-SCARCE_KV_BLOCKS = 600
-AMPLE_KV_BLOCKS = 16_384
-MAX_NUM_SEQS = 128
-MAX_NUM_BATCHED_TOKENS = 1024
-MAX_MODEL_LEN = 4096
+RANDOM_MODEL: Final = "random-llama"
+NAMES: Final = (RUN_BATCH, "fcfs", "dfs", "dual_scan", "density_matched")
+"""Ways to run the file: vLLM's own batch runner, and our policies."""
+
+SCARCE_KV_BLOCKS: Final = 600
+"""KV of fewer tokens than the requests that may be in flight come to, so that order and admission matter."""
+
+AMPLE_KV_BLOCKS: Final = 16_384
+"""KV for all that may be in flight at once, whatever the order."""
+
+BLOCK_SIZE: Final = 32
+MAX_NUM_SEQS: Final = 128
+MAX_NUM_BATCHED_TOKENS: Final = 1024
+MAX_MODEL_LEN: Final = 4096
+"""Settings of vLLM that all ways have in common."""
 
 
 @dataclass(frozen=True, slots=True)

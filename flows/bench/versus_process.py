@@ -9,11 +9,15 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-RUN_BATCH = "run-batch"
+if TYPE_CHECKING:
+    from blend_core.engines.vllm.options import VllmEngineOptions
+
+RUN_BATCH: Final = "run-batch"
+"""Name of vLLM's own batch runner among the ways to run the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def main(path: Path) -> None:
     Path(run.figures_file).write_text(json.dumps(asdict(figures)))
 
 
-def _options(run: VersusRun) -> Any:
+def _options(run: VersusRun) -> "VllmEngineOptions":
     from blend_core.engines.vllm.options import VllmEngineOptions
     from blend_core.specs import load_device_profile
 
