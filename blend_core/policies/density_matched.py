@@ -233,15 +233,16 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
-        self._balances = left_head is not None and self._pace.hidden_share > self._room_share(left_head)
+        self._balances = left_head is not None and self._pace.hidden_share > self._room_share()
         self._look_ahead.renew(running, balances=self._balances)
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
 
-    def _room_share(self, left: int) -> float:
-        """Share of KV, or of requests in flight, that balancing takes: one prompt of the left side is on its
+    def _room_share(self) -> float:
+        """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its
         way in, chunk by chunk, and room is kept for another."""
-        num_tokens = 2 * self._ledger.num_own_tokens(left)
-        return max(num_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
+        num_tokens = self._sides.work(Side.LEFT).num_prefill_tokens
+        num_prompt_tokens = num_tokens / max(1, self._sides.num_waiting(Side.LEFT))
+        return max(2.0 * num_prompt_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
 
     def _right_limit(self, view: EngineView, left: int | None) -> float:
         """KV tokens that the right side may come to in this step."""

@@ -134,6 +134,10 @@ class WaitingSides:
         """What waits on a side."""
         return total_work(kind for kind in self.kinds() if kind.side is side)
 
+    def num_waiting(self, side: Side) -> int:
+        """Requests that wait on a side and were never admitted."""
+        return sum(kind.num_waiting for kind in self.kinds() if kind.side is side)
+
     def kinds(self) -> Iterator[RequestKind]:
         """All kinds, and those of known lengths."""
         return chain(self._kinds, self._known.values())
