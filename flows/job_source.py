@@ -16,18 +16,27 @@ FetchRequests = Callable[[Sequence[int]], Sequence[Request]]
 
 
 class JobSource:
-    """The `RequestSource` of one engine run.
+    """The `RecallingSource` of one engine run.
 
-    Two threads meet here: the engine's side asks (`plan`, `fetch`, `revision`, `withdrawn`), the run's side
-    tells (`revise`, `withdraw`). Every call is safe from either.
+    Threads meet here: the engine's side asks (`plan`, `fetch`, `revision`, `withdrawn`, `recalled`), the
+    ranks tell (`revise`, `withdraw`, `recall`). Every call is safe from any.
 
     Invariants:
         - revisions handed out never go back;
-        - a revision names no request that was withdrawn before it was handed out;
-        - a withdrawn request is told exactly once.
+        - a revision names no request that was withdrawn or asked back before it was handed out;
+        - a withdrawn request is told exactly once, one that is asked back once each time.
     """
 
-    __slots__ = ("_fetch", "_latest", "_lock", "_next_revision", "_told", "_withdrawn")
+    __slots__ = (
+        "_ever_recalled",
+        "_fetch",
+        "_latest",
+        "_lock",
+        "_next_revision",
+        "_recalled",
+        "_told",
+        "_withdrawn",
+    )
 
     def __init__(self, plan: Plan, fetch: FetchRequests) -> None:
         """Takes the plan to start with, restricted to what is to run, and a way to read requests."""
@@ -35,6 +44,9 @@ class JobSource:
         self._next_revision: Plan | None = None
         self._withdrawn: dict[int, None] = {}
         self._told = 0
+        # What the engine was not asked for yet, and all that ever was to be asked for.
+        self._recalled: list[int] = []
+        self._ever_recalled: set[int] = set()
         self._fetch = fetch
         self._lock = threading.Lock()
 
@@ -42,7 +54,7 @@ class JobSource:
         """The plan in force, without what was withdrawn."""
         with self._lock:
             self._next_revision = None
-            return self._without_withdrawn(self._latest)
+            return self._without_taken(self._latest)
 
     def fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
         """The named requests, in the order asked for. Raises `StorageError` when they cannot be read."""
@@ -54,7 +66,7 @@ class JobSource:
             return None
         with self._lock:
             plan, self._next_revision = self._next_revision, None
-            return None if plan is None else self._without_withdrawn(plan)
+            return None if plan is None else self._without_taken(plan)
 
     def withdrawn(self) -> Sequence[int]:
         """Seqs withdrawn since the last call."""
@@ -64,6 +76,12 @@ class JobSource:
             seqs = list(self._withdrawn)[self._told :]
             self._told += len(seqs)
             return seqs
+
+    def recalled(self) -> Sequence[int]:
+        """Seqs asked back since the last call."""
+        with self._lock:
+            recalled, self._recalled = self._recalled, []
+            return recalled
 
     def revise(self, plan: Plan) -> None:
         """Hands a later revision to the engine, or the one in force with other requests, within moments.
@@ -84,10 +102,18 @@ class JobSource:
         with self._lock:
             self._withdrawn.update(dict.fromkeys(seqs))
 
-    def _without_withdrawn(self, plan: Plan) -> Plan:
-        if not self._withdrawn:
+    def recall(self, seqs: Iterable[int]) -> None:
+        """Asks requests back: they will not start, and those in flight run on. The engine answers."""
+        with self._lock:
+            new = list(seqs)
+            self._recalled += new
+            self._ever_recalled.update(new)
+
+    def _without_taken(self, plan: Plan) -> Plan:
+        taken = self._ever_recalled.union(self._withdrawn)
+        if not taken:
             return plan
-        return part_of_plan(plan, ~np.isin(plan.seq, np.fromiter(self._withdrawn, dtype=np.int64)))
+        return part_of_plan(plan, ~np.isin(plan.seq, np.fromiter(taken, dtype=np.int64, count=len(taken))))
 
 
 def pending_part(plan: Plan, pending: Sequence[int] | npt.NDArray[np.int64]) -> Plan:

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Self
 
 from blend_core.errors import (
     BlendError,
@@ -16,6 +14,7 @@ from blend_core.errors import (
     StorageError,
     StorageUnavailableError,
 )
+from flows.heartbeat import Heartbeat
 from flows.lease_holder import holder_details, is_gone
 from flows.outage import through_outages
 from flows.progress import Progress
@@ -34,13 +33,13 @@ HEARTBEAT_INTERVAL_S = 2.0
 
 
 class RunLease:
-    """Extends a run's lease from a thread of its own, as a context manager.
+    """A run's lease; `check` extends it, from any thread.
 
     What it learns goes to the stop signal: a cancelled job, a completion window that closed, a run that was
     taken over. A database that does not answer for a while is no reason to stop: the lease says when it is.
     """
 
-    __slots__ = ("_clock", "_db", "_ended", "_expires_at", "_run", "_stop", "_thread")
+    __slots__ = ("_clock", "_db", "_expires_at", "_run", "_stop")
 
     def __init__(
         self,
@@ -57,22 +56,6 @@ class RunLease:
         self._stop = stop
         self._expires_at = expires_at
         self._clock = clock
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=f"lease-{run.run_id}", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ended.set()
-        self._thread.join(thread_end_s(error))
-
-    def _keep(self) -> None:
-        while not self._ended.wait(HEARTBEAT_INTERVAL_S):
-            self.check()
 
     def check(self) -> None:
         """Extends the lease once and looks at the job and the clock."""
@@ -148,7 +131,8 @@ def free_dead_run(db: Database, job_id: str) -> bool:
 def held_job(db: Database, run: Run, stop: StopSignal, expires_at: datetime | None) -> Iterator[None]:
     """Keeps the run's lease through the block and writes down how the run ended."""
     try:
-        with RunLease(db, run, stop, expires_at=expires_at, clock=lambda: datetime.now(tz=UTC)) as lease:
+        lease = RunLease(db, run, stop, expires_at=expires_at, clock=lambda: datetime.now(tz=UTC))
+        with Heartbeat(f"lease-{run.run_id}", HEARTBEAT_INTERVAL_S, lease.check):
             lease.check()
             yield
     except StaleRunError:

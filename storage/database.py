@@ -17,6 +17,7 @@ from storage.postgres_text import without_values
 # Any number will do, as long as every process uses the same one.
 _UPGRADE_LOCK = 0x626C656E64
 _CONNECT_TIMEOUT_S = 10
+_LOOK_TIMEOUT_S = 2
 READ_ONLY_LOGIN = "blend_reader"
 
 
@@ -85,6 +86,14 @@ class Database:
             return psycopg.connect(self.url, connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend")
         except psycopg.Error as error:
             raise self._translate(error) from error
+
+    def is_away(self) -> bool:
+        """Whether the server does not answer now; known within `_LOOK_TIMEOUT_S`, of no use for long."""
+        try:
+            psycopg.connect(self.url, connect_timeout=_LOOK_TIMEOUT_S, application_name="blend").close()
+        except psycopg.OperationalError:
+            return True
+        return False
 
     def upgrade(self) -> str:
         """Brings the tables to the newest revision and returns it.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import psycopg
 
 from storage.copying import copy_rows, store_all
+from storage.database import Database
 from storage.ownership import Run, hold_job
 from storage.result_rows import RESULT_COLUMNS, WINDOW_COLUMNS, GivenResult, GivenWindow, ResultValues
 from storage.shards import Lease, count_ended, held_leases
@@ -55,6 +56,21 @@ def commit_rows(
             "UPDATE batch_job SET num_succeeded = num_succeeded + %(succeeded)s,"
             " num_errored = num_errored + %(errored)s WHERE job_id = %(job_id)s",
             {**counts, "job_id": run.job_id},
+        )
+
+
+def next_batch_indexes(db: Database, run: Run) -> dict[int, int]:
+    """By rank the number of the next window, for those ranks of which the run has stored windows.
+
+    A stage that is done again in the same run numbers its windows on from here.
+    """
+    with db.raw() as connection:
+        return dict(
+            connection.execute(
+                "SELECT rank, max(batch_index) + 1 FROM batch_metric"
+                " WHERE job_id = %s AND run_id = %s GROUP BY rank",
+                (run.job_id, run.run_id),
+            ).fetchall()
         )
 
 

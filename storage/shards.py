@@ -7,6 +7,7 @@ refused (`storage.run_rows`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import LiteralString
 
 import psycopg
 
@@ -77,8 +78,16 @@ WHERE job_id = %(job_id)s AND run_id = %(run_id)s AND status = 'leased' AND rank
 """
 _RELEASE = """
 UPDATE shard SET status = 'waiting', fencing_number = fencing_number + 1, lease_expires_at = NULL
+WHERE job_id = %(job_id)s AND run_id = %(run_id)s AND rank = %(rank)s AND status IN ('leased', 'waiting')
+RETURNING revision, shard_index, rank, fencing_number
+"""
+# Where every lease has run out, not a rank but all signs of life stayed away: the next one comes soon.
+_RELEASE_EXPIRED = """
+UPDATE shard SET status = 'waiting', fencing_number = fencing_number + 1, lease_expires_at = NULL
 WHERE job_id = %(job_id)s AND run_id = %(run_id)s AND status = 'leased'
-  AND CASE WHEN %(rank)s::int IS NULL THEN lease_expires_at < clock_timestamp() ELSE rank = %(rank)s END
+  AND lease_expires_at < clock_timestamp()
+  AND EXISTS (SELECT FROM shard other WHERE other.job_id = %(job_id)s AND other.run_id = %(run_id)s
+              AND other.status = 'leased' AND other.lease_expires_at >= clock_timestamp())
 RETURNING revision, shard_index, rank, fencing_number
 """
 _HELD = """
@@ -171,7 +180,7 @@ def extend_leases(db: Database, run: Run, ranks: Sequence[int], *, lease_s: floa
 
 
 def release_rank(db: Database, run: Run, rank: int) -> list[Lease]:
-    """Takes every lease from a rank that is given up; what it writes late is refused.
+    """Takes every lease from a rank that is given up; what it writes late is refused. Safe to repeat.
 
     Returns:
         What waits now, with the fencing numbers that it waits under.
@@ -179,12 +188,12 @@ def release_rank(db: Database, run: Run, rank: int) -> list[Lease]:
     Raises:
         StaleRunError: the run no longer owns its job.
     """
-    return _release(db, run, rank)
+    return _release(db, run, _RELEASE, {"rank": rank})
 
 
 def release_expired(db: Database, run: Run) -> list[Lease]:
-    """Takes the leases that have run out from their ranks; see `release_rank`."""
-    return _release(db, run, None)
+    """Takes the leases that have run out from their ranks, while others' have not; see `release_rank`."""
+    return _release(db, run, _RELEASE_EXPIRED, {})
 
 
 def held_leases(connection: psycopg.Connection, run: Run, leases: set[Lease]) -> set[Lease]:
@@ -211,11 +220,10 @@ def count_ended(connection: psycopg.Connection, run: Run, num_ended: dict[Lease,
     )
 
 
-def _release(db: Database, run: Run, rank: int | None) -> list[Lease]:
-    """Of a rank, or with None those that have run out."""
+def _release(db: Database, run: Run, statement: LiteralString, values: dict[str, int]) -> list[Lease]:
     with db.raw() as connection:
         hold_job(connection, run)
-        rows = connection.execute(_RELEASE, {"job_id": run.job_id, "run_id": run.run_id, "rank": rank})
+        rows = connection.execute(statement, {"job_id": run.job_id, "run_id": run.run_id, **values})
         return [Lease(*row) for row in rows]
 
 

@@ -3,7 +3,7 @@
 What was in flight when an engine died is under suspicion. Suspects run again apart from all others, in groups
 that are halved at every death, until the one that kills engines is alone. A group that gets its answers is
 cleared by having them. Something outside may kill engines as well: so one that was alone runs alone again
-only when all others have run, and is to blame when they had answers in between.
+only when all others have run, and is to blame when they had answers in between from the same rank's engines.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,9 @@ class Suspect:
         return self.num_deaths_alone >= enough
 
 
-def record_engine_death(db: Database, the_run: Run, reason: str, in_flight: Sequence[int]) -> None:
+def record_engine_death(
+    db: Database, the_run: Run, reason: str, in_flight: Sequence[int], *, others_answered: bool
+) -> None:
     """Writes a death into the run's row and puts what was in flight under suspicion, in two halves.
 
     Args:
@@ -74,6 +76,8 @@ def record_engine_death(db: Database, the_run: Run, reason: str, in_flight: Sequ
         the_run: whose engine died.
         reason: one sentence, without a prompt.
         in_flight: requests that had started and not ended, neighbours beside one another.
+        others_answered: whether the engine, or one before it on its rank, answered other requests since what
+            was in flight killed one there last. Engines that die of something else die whatever they run.
 
     Raises:
         StaleRunError: the run no longer owns its job; nothing is written.
@@ -93,22 +97,16 @@ def record_engine_death(db: Database, the_run: Run, reason: str, in_flight: Sequ
             .values(engine_deaths=run.c.engine_deaths.op("||")(death))
         )
         if in_flight:
-            _suspect(connection, the_run.job_id, in_flight)
+            _suspect(connection, the_run.job_id, in_flight, others_answered)
 
 
-def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int]) -> None:
+def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int], others_answered: bool) -> None:
     newest = sa.select(sa.func.coalesce(sa.func.max(engine_suspect.c.group_number), 0)).where(
         engine_suspect.c.job_id == job_id
     )
     last_number = connection.execute(newest).scalar_one()
     middle = (len(in_flight) + 1) // 2
     is_alone = int(len(in_flight) == 1)
-    # Engines that die of something else die whatever they run.
-    last_answer = (
-        sa.select(sa.func.max(result.c.finished_at))
-        .where(result.c.job_id == job_id, result.c.status == "succeeded")
-        .scalar_subquery()
-    )
     rows = insert(engine_suspect).values(
         [
             {
@@ -131,9 +129,8 @@ def _suspect(connection: sa.Connection, job_id: str, in_flight: Sequence[int]) -
                 "others_answered": sa.or_(
                     engine_suspect.c.others_answered,
                     sa.and_(
-                        sa.literal(is_alone == 1),
+                        sa.literal(is_alone == 1 and others_answered),
                         engine_suspect.c.num_deaths_alone > 0,
-                        sa.func.coalesce(last_answer > engine_suspect.c.last_death_at, False),
                     ),
                 ),
                 "last_death_at": sa.func.clock_timestamp(),

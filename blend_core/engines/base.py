@@ -82,6 +82,19 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestsReleased:
+    """The answer to requests that a source asked back; told by an engine in a process of its own.
+
+    Attributes:
+        seqs: those that had not started: the engine has dropped them, and no later event is of them.
+        kept: those that are in flight: they run on.
+    """
+
+    seqs: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepWindow:
     """The batch measured over a window of steps: closed after 64 steps or 1 s, never across a plan revision.
 
@@ -136,7 +149,7 @@ class StepWindow:
         return self.compute_s / self.memory_s if self.memory_s > 0 else None
 
 
-EngineEvent = RequestsAdmitted | RequestFinished | RequestFailed | StepWindow
+EngineEvent = RequestsAdmitted | RequestsReleased | RequestFinished | RequestFailed | StepWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,20 @@ class RequestSource(Protocol):
 
     def withdrawn(self) -> Sequence[int]:
         """Seqs cancelled or expired since the last call; the engine drops them without an event."""
+
+
+class RecallingSource(RequestSource, Protocol):
+    """A source beside others: requests that its engine has not started may be given to another engine.
+
+    Its engine runs in a process of its own (`EngineProcess`), which keeps account of what has started there:
+    a view from outside is always a moment behind.
+    """
+
+    def recalled(self) -> Sequence[int]:
+        """Seqs asked back since the last call; answered by a `RequestsReleased` event.
+
+        A revision that is handed out after this names none of them.
+        """
 
 
 class Engine(Protocol):

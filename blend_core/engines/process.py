@@ -2,7 +2,7 @@
 
 `EngineProcess` is an `Engine` around any other one. The child is a fresh interpreter (nothing of the parent's
 main module runs in it), so it may be started from any thread of any program. A thread in the parent serves
-the child: it answers from the `RequestSource` and queues events, at most a few hundred, so that a slow
+the child: it answers from the `RecallingSource` and queues events, at most a few hundred, so that a slow
 reader slows the engine down instead of filling memory.
 """
 
@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestSource
+from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RecallingSource
 from blend_core.engines.process_messages import (
     Answer,
     Ask,
@@ -92,13 +92,18 @@ class EngineProcess:
             self._info = opened.info
         return self._info
 
-    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
-        """Runs everything in the source; see `Engine.run`. Giving a run up half-way closes the engine."""
+    def run(self, source: RecallingSource) -> Iterator[EngineEvent]:
+        """Runs everything in the source; see `Engine.run`. Giving a run up half-way closes the engine.
+
+        What the source asks back is answered between two steps by `RequestsReleased`, exactly: the requests
+        that it names as released never started. What was asked back last may stay without an answer when
+        the run ends; nothing of it has started then that was not told.
+        """
         if self._child is None:
             raise EngineError("The engine is not open; call open() before run().")
         return self._events(self._child, source)
 
-    def _events(self, child: "_Child", source: RequestSource) -> Iterator[EngineEvent]:
+    def _events(self, child: "_Child", source: RecallingSource) -> Iterator[EngineEvent]:
         through = False
         child.start_run(source)
         try:
@@ -153,7 +158,7 @@ class _Child:
         self._ending = threading.Event()
         self._kill_lock = threading.Lock()
         self._is_killed = False
-        self._source: RequestSource | None = None
+        self._source: RecallingSource | None = None
         self._source_error: Exception | None = None
         self._thread = threading.Thread(target=self._serve, name=f"engine-{self.pid}", daemon=True)
         self._thread.start()
@@ -162,7 +167,7 @@ class _Child:
     def pid(self) -> int:
         return self._process.pid
 
-    def start_run(self, source: RequestSource) -> None:
+    def start_run(self, source: RecallingSource) -> None:
         self._source = source
         self._source_error = None
         with suppress(OSError):  # a dead child is reported by the serving thread
@@ -238,7 +243,9 @@ class _Child:
                 case AskRequests(seqs):
                     return tuple(source.fetch(seqs))
                 case AskChanges():
-                    return Changes(source.revision(), tuple(source.withdrawn()))
+                    # In this order: a revision leaves out what was withdrawn or recalled before it.
+                    withdrawn, recalled = tuple(source.withdrawn()), tuple(source.recalled())
+                    return Changes(source.revision(), withdrawn, recalled)
         except Exception as error:  # whatever the source raises is its user's to see
             self._source_error = error
             return SourceFailed()

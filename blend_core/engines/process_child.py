@@ -15,7 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
-from blend_core.engines.base import Engine
+from blend_core.engines.base import (
+    Engine,
+    EngineEvent,
+    RequestFailed,
+    RequestFinished,
+    RequestsAdmitted,
+    RequestsReleased,
+)
 from blend_core.engines.process_messages import (
     Ask,
     AskChanges,
@@ -133,6 +140,7 @@ def _run(engine: Engine, channel: _Channel) -> None:
     source = RemoteSource(channel, time.monotonic)
     try:
         for event in engine.run(source):
+            source.note(event)
             channel.send(Happened(event))
         source.close()
     except Exception as error:
@@ -155,9 +163,23 @@ def _report(channel: _Channel, error: Exception, wrapper: type[EngineError]) -> 
 
 
 class RemoteSource:
-    """The parent's `RequestSource`. Changes are asked for at intervals and never waited for between steps."""
+    """The parent's source, as the engine sees it.
 
-    __slots__ = ("_asked_changes_at", "_channel", "_clock", "_pending", "_revisions", "_withdrawn")
+    Changes are asked for at intervals and never waited for between steps. What the parent asks back is
+    withdrawn from the engine unless it is in flight, and the parent is told which is which. That is decided
+    when the engine asks what is withdrawn: it has told every start by then.
+    """
+
+    __slots__ = (
+        "_asked_changes_at",
+        "_channel",
+        "_clock",
+        "_in_flight",
+        "_pending",
+        "_recalled",
+        "_revisions",
+        "_withdrawn",
+    )
 
     def __init__(self, channel: _Channel, clock: Callable[[], float]) -> None:
         """Asks nothing yet.
@@ -172,6 +194,16 @@ class RemoteSource:
         self._pending = False
         self._revisions: deque[Plan] = deque()
         self._withdrawn: list[int] = []
+        self._recalled: list[int] = []
+        self._in_flight: set[int] = set()
+
+    def note(self, event: EngineEvent) -> None:
+        """Takes an event of the engine, before the parent is told of it."""
+        match event:
+            case RequestsAdmitted():
+                self._in_flight.update(event.seqs)
+            case RequestFinished() | RequestFailed():
+                self._in_flight.discard(event.seq)
 
     def plan(self) -> Plan:
         """See `RequestSource`."""
@@ -194,12 +226,23 @@ class RemoteSource:
         """See `RequestSource`."""
         self._look_for_changes()
         withdrawn, self._withdrawn = self._withdrawn, []
-        return withdrawn
+        self._in_flight.difference_update(withdrawn)
+        return withdrawn + self._release()
 
     def close(self) -> None:
         """Takes the answer that may still be under way, so that the channel is empty for the next run."""
         if self._pending:
             self._take_changes()
+
+    def _release(self) -> list[int]:
+        """Answers what was asked back; returns what the engine is to drop for it."""
+        if not self._recalled:
+            return []
+        recalled, self._recalled = self._recalled, []
+        released = [seq for seq in recalled if seq not in self._in_flight]
+        kept = [seq for seq in recalled if seq in self._in_flight]
+        self._channel.send(Happened(RequestsReleased(tuple(released), tuple(kept))))
+        return released
 
     def _look_for_changes(self) -> None:
         if self._pending:
@@ -215,6 +258,7 @@ class RemoteSource:
         assert isinstance(changes, Changes)
         self._pending = False
         self._withdrawn += changes.withdrawn
+        self._recalled += changes.recalled
         if changes.revision is not None:
             self._revisions.append(changes.revision)
 

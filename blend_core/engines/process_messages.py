@@ -57,10 +57,11 @@ class AskChanges:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Parent: a later plan, and requests cancelled or expired."""
+    """Parent: a later plan, requests cancelled or expired, and requests asked back unless they started."""
 
     revision: Plan | None
     withdrawn: tuple[int, ...]
+    recalled: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blend_core.engines.base import RequestFailed, RequestFinished, RequestsAdmitted, StepWindow
+from blend_core.engines.base import (
+    RequestFailed,
+    RequestFinished,
+    RequestsAdmitted,
+    RequestsReleased,
+    StepWindow,
+)
 from blend_core.engines.torch.options import TorchEngineOptions
 from blend_core.errors import EngineError
 from blend_core.model_store import ModelStore
@@ -153,7 +159,7 @@ def _run_policy(
             case StepWindow():
                 num_preempted += event.num_preempted
                 busy_s += event.duration_s
-            case RequestsAdmitted():
+            case RequestsAdmitted() | RequestsReleased():
                 pass
             case RequestFailed():
                 raise EngineError(

@@ -4,15 +4,25 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-from blend_core.engines.base import EngineEvent, RequestFailed, RequestFinished, RequestsAdmitted, StepWindow
+from blend_core.engines.base import (
+    EngineEvent,
+    RequestFailed,
+    RequestFinished,
+    RequestsAdmitted,
+    RequestsReleased,
+    StepWindow,
+)
 from blend_core.engines.process import EngineProcess
-from blend_core.errors import EngineDiedError
+from blend_core.errors import EngineDiedError, EngineError
+from blend_core.request import Request
 from flows.job_source import JobSource, pending_part
+from flows.outage import Value, through_outages
 from flows.stages.context import JobContext
 from flows.stages.parts import Part
 from flows.stages.shared_plan import SharedPlan
@@ -63,9 +73,11 @@ class EngineRun:
         "_plan",
         "_rank",
         "_recorder",
+        "_requests",
         "_revision",
         "_source",
         "_taken",
+        "_watch",
         "in_flight",
         "num_answers",
         "num_windows",
@@ -81,7 +93,9 @@ class EngineRun:
         self._rank = rank
         self._plan = shared.plan
         self._recorder = shared.recorder
-        self._source = JobSource(pending_part(plan, part.seqs), shared.requests.fetch)
+        self._requests = shared.requests
+        self._watch: StallWatch | None = None
+        self._source = JobSource(pending_part(plan, part.seqs), self._fetch)
         self._revision = plan.revision
         self._is_suspect = part.is_suspect
         self._open = dict.fromkeys(part.seqs.tolist())
@@ -115,9 +129,17 @@ class EngineRun:
         self._open_engine(engine, limits.start_limit_s)
         # Opening takes long: others may have taken over meanwhile what was to start here.
         self._follow()
-        if self._plan.is_over or not self._open:
-            return
+        given = set(self._plan.hand_out(self._rank, self._source, self._open))
+        self._withdraw([seq for seq in self._open if seq not in given])
+        try:
+            if not self._plan.is_over and self._open:
+                self._run_open(engine)
+        finally:
+            self._plan.handed_back(self._rank)
+
+    def _run_open(self, engine: EngineProcess) -> None:
         watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
+        self._watch = watch
         try:
             with watch:
                 self._plan.count()
@@ -129,6 +151,21 @@ class EngineRun:
             raise _hung(watch, error) from error
         self._recorder.flush()
 
+    def _fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
+        """Requests for the engine, which waits in mid-run while the object store is away."""
+
+        def fetch() -> Sequence[Request]:
+            if self._watch is not None:
+                self._watch.excuse()
+            if self._plan.is_over:
+                raise EngineError("The run ended while its engine waited for requests; run the job again.")
+            return self._requests.fetch(seqs)
+
+        return self._through_outages(fetch)
+
+    def _through_outages(self, work: Callable[[], Value]) -> Value:
+        return through_outages(work, self._context.stop, self._context.progress.note)
+
     def _open_engine(self, engine: EngineProcess, limit_s: float) -> None:
         if engine.pid is not None:
             return
@@ -139,7 +176,8 @@ class EngineRun:
         except EngineDiedError as error:
             raise _hung(watch, error) from error
         details = {**info.details, "num_ranks": str(self._plan.num_ranks)}
-        set_run_details(self._context.wiring.database, self._context.run, details)
+        database = self._context.wiring.database
+        self._through_outages(lambda: set_run_details(database, self._context.run, details))
 
     def _silence_limit_s(self) -> float:
         limit_s = self._context.wiring.settings.engine.stall_limit_s
@@ -151,6 +189,9 @@ class EngineRun:
                 started = [seq for seq in event.seqs if seq in self._open]
                 self.in_flight.update(dict.fromkeys(started))
                 self._plan.started(self._rank, started)
+            case RequestsReleased():
+                self._forget(event.seqs)
+                self._plan.released(self._rank, event.seqs, event.kept)
             case RequestFinished():
                 self.num_answers += self._ended(event)
             case RequestFailed():
@@ -183,29 +224,35 @@ class EngineRun:
 
     def _take_change(self) -> None:
         held = dict.fromkeys(self._plan.requests_of(self._rank))
-        taken = [seq for seq in self._open if seq not in held]
-        for seq in taken:
-            del self._open[seq]
-            self.in_flight.pop(seq, None)
-        if taken:
-            # An engine never runs again what was withdrawn from it: what comes back is the next part's.
-            self._taken.update(taken)
-            self._source.withdraw(taken)
+        self._withdraw([seq for seq in self._open if seq not in held])
         if self._is_suspect:
             return
         more = [seq for seq in held if seq not in self._open and seq not in self._taken]
         if more:
-            suspects = {
-                suspect.seq
-                for suspect in pending_suspects(self._context.wiring.database, self._context.job_id)
-            }
-            more = [seq for seq in more if seq not in suspects]
+            database, job_id = self._context.wiring.database, self._context.job_id
+            suspects = self._through_outages(lambda: pending_suspects(database, job_id))
+            apart = {suspect.seq for suspect in suspects}
+            more = [seq for seq in more if seq not in apart]
+            more = self._plan.hand_out(self._rank, self._source, more)
             self._open.update(dict.fromkeys(more))
             self._added.update(more)
         plan = self._plan.plan
         if self._open and (more or plan.revision > self._revision):
             self._revision = plan.revision
             self._source.revise(pending_part(plan, list(self._open)))
+
+    def _withdraw(self, seqs: Sequence[int]) -> None:
+        """Takes requests, those in flight included, from the engine: they are another rank's."""
+        self._forget(seqs)
+        self._source.withdraw(seqs)
+
+    def _forget(self, seqs: Iterable[int]) -> None:
+        """Requests are not the engine's any more. It never runs again what it was to drop: what comes back is
+        the next part's."""
+        for seq in seqs:
+            self._open.pop(seq, None)
+            self.in_flight.pop(seq, None)
+            self._taken.add(seq)
 
 
 def _kill(engine: EngineProcess) -> None:

@@ -11,7 +11,7 @@ from flows.device_lock import device_lock
 from flows.job_source import pending_part
 from flows.stages.context import JobContext
 from flows.stages.engine_run import SharedParts
-from flows.stages.lease_heartbeat import LeaseHeartbeat
+from flows.stages.lease_heartbeat import lease_heartbeat
 from flows.stages.rank import Rank
 from flows.stages.replan import Replanner
 from flows.stages.shared_plan import SharedPlan
@@ -19,6 +19,7 @@ from storage.plans import load_plan
 from storage.recorder import Recorder
 from storage.request_shards import open_request_shards
 from storage.results import counts, pending_seqs
+from storage.run_rows import next_batch_indexes
 from storage.shards import forget_shards
 
 
@@ -98,8 +99,12 @@ def _run_ranks(context: JobContext, engines: Sequence[EngineProcess]) -> None:
     ):
         shared = SharedPlan(context, recorder, replanner, plan, wanted, len(engines))
         parts = SharedParts(shared, requests, recorder)
-        ranks = [Rank(context, number, engine, parts) for number, engine in enumerate(engines)]
-        with LeaseHeartbeat(wiring.database, run, shared):
+        first_windows = next_batch_indexes(wiring.database, run)
+        ranks = [
+            Rank(context, number, engine, parts, first_windows.get(number, 0))
+            for number, engine in enumerate(engines)
+        ]
+        with lease_heartbeat(wiring.database, run, shared):
             _run_together(context, shared, ranks, engines)
     forget_shards(wiring.database, run)
 

@@ -63,6 +63,8 @@ def set_culprits_aside(
         StaleRunError: the run no longer owns its job.
         StorageError: the rows cannot be recorded.
     """
+    if not plan.requests_of(rank):
+        return []
     culprits = [suspect for suspect in _suspects(context, plan, rank) if suspect.is_culprit]
     for culprit in culprits:
         plan.ended(rank, _failure(culprit, now_s))

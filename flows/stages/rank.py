@@ -1,16 +1,18 @@
 """A rank: one engine after another on a device, until what it holds of the plan has ended."""
 
 import time
+from collections.abc import Callable, Sequence
 
 from blend_core.engines.process import EngineProcess
 from blend_core.errors import EngineDiedError, EngineError, EngineStartError
+from flows.outage import Value, through_outages
 from flows.stages.context import JobContext
 from flows.stages.engine_run import EngineRun, SharedParts
-from flows.stages.parts import next_part, set_culprits_aside
+from flows.stages.parts import Part, next_part, set_culprits_aside
 from flows.stages.restarts import RestartBudget, RestartRules
 from storage.suspects import record_engine_death
 
-IDLE_POLL_S = 0.5
+IDLE_POLL_S = 0.1
 EXPIRY_POLL_S = 15.0
 
 
@@ -22,17 +24,37 @@ class Rank:
     answer between them the rank is given up and the others take what it held; the last one ends the run.
     """
 
-    __slots__ = ("_budget", "_context", "_engine", "_num_windows", "_number", "_shared")
+    __slots__ = (
+        "_budget",
+        "_context",
+        "_engine",
+        "_num_answers",
+        "_num_answers_at_death",
+        "_num_windows",
+        "_number",
+        "_shared",
+    )
 
-    def __init__(self, context: JobContext, number: int, engine: EngineProcess, shared: SharedParts) -> None:
-        """Takes the rank's number, from 0, and its engine, which is not started yet."""
+    def __init__(
+        self,
+        context: JobContext,
+        number: int,
+        engine: EngineProcess,
+        shared: SharedParts,
+        first_batch_index: int,
+    ) -> None:
+        """Takes the rank's number, from 0, its engine, which is not started yet, and the number of its next
+        window."""
         settings = context.wiring.settings.engine
         self._context = context
         self._number = number
         self._engine = engine
         self._shared = shared
         self._budget = RestartBudget(RestartRules(settings.max_restarts, settings.restart_delay_s))
-        self._num_windows = 0
+        self._num_windows = first_batch_index
+        self._num_answers = 0
+        # What the rank's engines had answered in all when one died of a request alone.
+        self._num_answers_at_death: dict[int, int] = {}
 
     def run(self) -> None:
         """Runs until every request of all ranks has ended, or the run is told to stop.
@@ -45,27 +67,27 @@ class Rank:
         """
         plan = self._shared.plan
         try:
-            self._run()
-        except (EngineDiedError, EngineStartError) as error:
-            if not plan.give_up(self._number):
-                plan.fail(error)
-                raise
-            self._context.progress.note(f"Rank {self._number} is given up and the others go on: {error}")
+            self._run_or_give_up()
         except BaseException as error:
             plan.fail(error)
             raise
         finally:
             self._engine.close()
 
+    def _run_or_give_up(self) -> None:
+        try:
+            self._run()
+        except (EngineDiedError, EngineStartError) as error:
+            # The others may have what the rank holds, if there are any.
+            if not self._through_outages(lambda: self._shared.plan.give_up(self._number)):
+                raise
+            self._context.progress.note(f"Rank {self._number} is given up and the others go on: {error}")
+
     def _run(self) -> None:
         plan = self._shared.plan
         look_at_leases_s = time.monotonic() + EXPIRY_POLL_S
         while not plan.is_over:
-            for seq in self._set_aside():
-                self._context.progress.note(
-                    f"Request {seq} is set aside: engines died of it while it ran alone."
-                )
-            part = next_part(self._context, plan, self._number)
+            part = self._through_outages(self._next_part)
             if part is not None:
                 self._run_part(EngineRun(self._context, self._shared, self._number, part, self._num_windows))
             elif plan.is_done:
@@ -76,9 +98,16 @@ class Rank:
                     plan.release_expired()
                     look_at_leases_s = time.monotonic() + EXPIRY_POLL_S
 
-    def _set_aside(self) -> list[int]:
-        shared = self._shared
-        return set_culprits_aside(self._context, shared.plan, shared.recorder, self._number, time.time())
+    def _next_part(self) -> Part | None:
+        context, shared = self._context, self._shared
+        if shared.plan.is_over:
+            return None
+        for seq in set_culprits_aside(context, shared.plan, shared.recorder, self._number, time.time()):
+            context.progress.note(f"Request {seq} is set aside: engines died of it while it ran alone.")
+        return next_part(context, shared.plan, self._number)
+
+    def _through_outages(self, work: Callable[[], Value]) -> Value:
+        return through_outages(work, self._context.stop, self._context.progress.note)
 
     def _run_part(self, engine_run: EngineRun) -> None:
         plan = self._shared.plan
@@ -97,12 +126,29 @@ class Rank:
                 )
         finally:
             self._num_windows = engine_run.num_windows
+            self._num_answers += engine_run.num_answers
+
+    def _others_answered(self, in_flight: Sequence[int], num_answers: int) -> bool:
+        """Whether the rank's engines have answered since one died of the same request alone.
+
+        Where that was in an earlier process, since this one began. No clock is asked, and no other rank: its
+        answers say nothing of the engines here.
+        """
+        if len(in_flight) != 1:
+            return False
+        (alone,) = in_flight
+        before = self._num_answers_at_death.get(alone, 0)
+        self._num_answers_at_death[alone] = num_answers
+        return num_answers > before
 
     def _take_death(self, engine_run: EngineRun, error: EngineDiedError) -> None:
         """Writes a death down and waits before the next start. Raises when there is to be none."""
         context = self._context
         in_flight = list(engine_run.in_flight)
-        record_engine_death(context.wiring.database, context.run, str(error), in_flight)
+        others_answered = self._others_answered(in_flight, self._num_answers + engine_run.num_answers)
+        record_engine_death(
+            context.wiring.database, context.run, str(error), in_flight, others_answered=others_answered
+        )
         if engine_run.num_answers:
             self._budget.answered()
         delay_s = self._budget.died()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -83,10 +84,14 @@ class Replanner:
             and num_ended >= ENDED_SHARE_BEFORE_LEAVING_STRAGGLERS * self._num_requests
         )
 
-    def start(self) -> None:
-        """Starts planning in a thread of its own. Every result told so far must be committed."""
+    def start(self, commit: Callable[[], None]) -> None:
+        """Starts planning in a thread of its own.
+
+        The thread calls `commit` first, which returns when every result told so far is in the database,
+        however long that is away.
+        """
         self._thread = threading.Thread(
-            target=self._make_revision, name=f"replan-{self._context.job_id}", daemon=True
+            target=self._make_revision, args=(commit,), name=f"replan-{self._context.job_id}", daemon=True
         )
         self._thread.start()
 
@@ -95,9 +100,10 @@ class Replanner:
         revised, self._revised = self._revised, None
         return revised
 
-    def _make_revision(self) -> None:
+    def _make_revision(self, commit: Callable[[], None]) -> None:
         context, database = self._context, self._context.wiring.database
         try:
+            commit()
             samples = output_lengths(database, context.job_id, self._plan.seq[self._plan.lead].tolist())
             pending = pending_seqs(database, context.job_id)
             if samples and len(pending):

@@ -62,6 +62,11 @@ class StallWatch:
         finally:
             self._waiting_since_s = None
 
+    def excuse(self) -> None:
+        """What the engine was silent for until now does not count: it waits for what it asked for."""
+        if self._waiting_since_s is not None:
+            self._waiting_since_s = self._clock()
+
     def watched(self, events: Iterator[EngineEvent]) -> Iterator[EngineEvent]:
         """The same events. Time that their reader takes does not count as waiting."""
         while True:

@@ -6,7 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RequestFinished, RequestSource
+from blend_core.engines.base import (
+    Engine,
+    EngineEvent,
+    EngineInfo,
+    RequestFinished,
+    RequestsAdmitted,
+    RequestSource,
+)
 from blend_core.errors import BlendError, EngineStartError
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
@@ -42,6 +49,9 @@ class EchoEngine:
 
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
         plan = source.plan()
+        if self._mode == "start the first":
+            yield from self._start_the_first(int(plan.seq[0]), source)
+            return
         for seq in plan.seq.tolist():
             (request,) = source.fetch([seq])
             if self._mode == "break" and seq == 3:
@@ -63,6 +73,15 @@ class EchoEngine:
                 )
                 return
             time.sleep(0.01)
+
+    def _start_the_first(self, first: int, source: RequestSource) -> Iterator[EngineEvent]:
+        """Starts one request and waits until others are to be dropped; its answer says which."""
+        yield RequestsAdmitted((first,))
+        dropped: list[int] = []
+        while not dropped:
+            dropped += source.withdrawn()
+            time.sleep(0.01)
+        yield RequestFinished(first, 0, str(dropped), (1,), "stop", 1, 0, 0.0, 0.0)
 
     def close(self) -> None:
         pass

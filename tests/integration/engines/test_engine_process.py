@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from blend_core.engines.base import RequestFinished
+from blend_core.engines.base import RequestFinished, RequestsAdmitted, RequestsReleased
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.torch.factory import make_torch_engine
 from blend_core.errors import (
@@ -21,6 +21,7 @@ from blend_core.errors import (
     StorageUnavailableError,
 )
 from blend_core.request import Request, SamplingParams
+from flows.job_source import JobSource
 from tests.integration.engines.doubles import make_echo
 from tests.tiny_llama import make_tiny_llama
 from tests.unit.engines_torch.runs import ListSource, options, plan_over, random_requests, request, run
@@ -109,6 +110,25 @@ def test_a_dead_engine_can_be_opened_again() -> None:
     assert len(list(process.run(ten_requests()))) == 10
     assert len(list(process.run(ten_requests()))) == 10
     process.close()
+
+
+def test_what_is_asked_back_is_given_back_unless_it_has_started() -> None:
+    requests = [request(seq, [1, 2, 3]) for seq in range(4)]
+    source = JobSource(plan_over(requests), lambda seqs: [requests[seq] for seq in seqs])
+    first, *others = source.plan().seq.tolist()
+    process = echo("start the first")
+    process.open()
+    try:
+        events = process.run(source)
+        assert next(events) == RequestsAdmitted((first,))
+        source.recall([first, *others[:2]])
+        released, finished = events
+    finally:
+        process.close()
+
+    assert released == RequestsReleased(seqs=tuple(others[:2]), kept=(first,))
+    assert isinstance(finished, RequestFinished)
+    assert finished.output_text == str(others[:2])
 
 
 def test_close_kills_the_engines_own_children_too() -> None:

@@ -1,8 +1,6 @@
 """Every kind of write of a run is refused once another run owns the job, or the job has ended."""
 
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,7 +74,9 @@ WRITES: dict[str, Write] = {
     ),
     "run details": lambda db, objects, run: set_run_details(db, run, {"late": "yes"}),
     "lease": lambda db, objects, run: heartbeat(db, run, lease_s=60),
-    "engine death": lambda db, objects, run: record_engine_death(db, run, "It died.", [0]),
+    "engine death": lambda db, objects, run: record_engine_death(
+        db, run, "It died.", [0], others_answered=False
+    ),
 }
 
 
@@ -251,13 +251,13 @@ def test_what_was_in_flight_is_halved_at_every_death_and_remembered(
             found.setdefault(suspect.group_number, []).append(suspect.seq)
         return list(found.values())
 
-    record_engine_death(db, run, "It was killed by signal SIGKILL.", [5, 1, 2, 6, 7])
+    record_engine_death(db, run, "It was killed by signal SIGKILL.", [5, 1, 2, 6, 7], others_answered=False)
     assert groups() == [[1, 2, 5], [6, 7]]
-    record_engine_death(db, run, "again\0", [1, 2])
+    record_engine_death(db, run, "again\0", [1, 2], others_answered=False)
     assert groups() == [[5], [6, 7], [1], [2]]
     record(db, objects, run)
-    record_engine_death(db, run, "and again", [2])
-    record_engine_death(db, run, "while it opened", [])
+    record_engine_death(db, run, "and again", [2], others_answered=False)
+    record_engine_death(db, run, "while it opened", [], others_answered=False)
 
     suspects = {suspect.seq: suspect for suspect in pending_suspects(db, run.job_id)}
     assert (suspects[2].num_deaths, suspects[2].num_deaths_alone) == (3, 1)
@@ -279,21 +279,19 @@ def test_a_request_is_to_blame_when_engines_live_without_it(
     def is_culprit(seq: int) -> bool:
         return next(suspect for suspect in pending_suspects(db, run.job_id) if suspect.seq == seq).is_culprit
 
-    def answer_now(seq: int) -> None:
-        with Recorder(db, objects, run) as recorder:
-            recorder.finished(replace(ANSWER, seq=seq, finished_at=time.time()))
+    def dies(seq: int, *, others_answered: bool) -> None:
+        record_engine_death(db, run, "killed", [seq], others_answered=others_answered)
 
     # Engines die whatever they run: that tells nothing of the one that happens to run.
-    record_engine_death(db, run, "killed", [1])
-    record_engine_death(db, run, "killed", [1])
-    record_engine_death(db, run, "killed", [2])
+    dies(1, others_answered=True)
+    dies(1, others_answered=False)
+    dies(2, others_answered=False)
     assert not is_culprit(1)
-    answer_now(0)
-    record_engine_death(db, run, "killed", [2])
+    dies(2, others_answered=True)
     assert is_culprit(2)
     assert not is_culprit(1)
-    record_engine_death(db, run, "killed", [3])
+    dies(3, others_answered=False)
     for _ in range(3):
         assert not is_culprit(3)
-        record_engine_death(db, run, "killed", [3])
+        dies(3, others_answered=False)
     assert is_culprit(3)

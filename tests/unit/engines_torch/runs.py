@@ -99,6 +99,9 @@ class ListSource:
         withdrawn, self.withdrawals = self.withdrawals, []
         return withdrawn
 
+    def recalled(self) -> Sequence[int]:
+        return ()
+
 
 @dataclass
 class Outcome:
