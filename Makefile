@@ -13,6 +13,20 @@ FAULTS_ARGS =
 # CPU builds here to do without.
 TORCH_INDEX_URL =
 
+# Shell text that leaves a fit Python's name in $python, or ends the recipe.
+FIND_PYTHON = python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+	  for candidate in python3 python3.11 python3.12 python3.13; do \
+	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then \
+	      python=$$candidate; break; \
+	    fi; \
+	  done; \
+	fi; \
+	if [ -z "$$python" ]; then \
+	  echo "Python 3.11, 3.12 or 3.13 is needed; install one or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; \
+	  exit 1; \
+	fi
+
 .DEFAULT_GOAL = help
 .PHONY: help setup setup-vllm demo test test-fast test-faults test-vllm lint format bench-ingest bench-record \
   bench-engine clean
@@ -23,18 +37,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything in it
 
 $(STAMP): pyproject.toml constraints.txt
-	@python="$(PYTHON)"; \
-	if [ -z "$$python" ]; then \
-	  for candidate in python3 python3.11 python3.12 python3.13; do \
-	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then \
-	      python=$$candidate; break; \
-	    fi; \
-	  done; \
-	fi; \
-	if [ -z "$$python" ]; then \
-	  echo "Python 3.11, 3.12 or 3.13 is needed; install one or name it: make setup PYTHON=/path/to/python" >&2; \
-	  exit 1; \
-	fi; \
+	@$(FIND_PYTHON); \
 	echo "making $(VENV) with `$$python --version`; this takes several minutes, most of them for torch"; \
 	$$python -m venv $(VENV)
 	@echo "installing torch"
@@ -53,18 +56,7 @@ setup-vllm: $(VLLM_STAMP) ## make .venv-vllm with vLLM in it: for CUDA where the
 # vLLM's own web server wants an older fastapi than Prefect does, and pip knows no compromise: so vLLM is installed
 # without its requirements, and they after it, sifted (infra/deploy/vllm_requirements.py).
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt infra/deploy/vllm_requirements.py
-	@python="$(PYTHON)"; \
-	if [ -z "$$python" ]; then \
-	  for candidate in python3 python3.11 python3.12 python3.13; do \
-	    if $$candidate -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' >/dev/null 2>&1; then \
-	      python=$$candidate; break; \
-	    fi; \
-	  done; \
-	fi; \
-	if [ -z "$$python" ]; then \
-	  echo "Python 3.11, 3.12 or 3.13 is needed; name one: make setup-vllm PYTHON=/path/to/python" >&2; \
-	  exit 1; \
-	fi; \
+	@$(FIND_PYTHON); \
 	echo "making $(VLLM_VENV) with `$$python --version`; this takes several minutes and some GB"; \
 	$$python -m venv $(VLLM_VENV)
 	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
