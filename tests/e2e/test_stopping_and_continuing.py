@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
-from blend_core.errors import ConfigurationError, EngineDiedError, RunInterruptedError, SourceError
+from blend_core.errors import (
+    ConfigurationError,
+    EngineDiedError,
+    RunInterruptedError,
+    SourceError,
+    StorageUnavailableError,
+)
 from flows.device_lock import device_lock
 from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job, run_job, run_stages
@@ -143,6 +150,30 @@ def test_an_engine_that_hangs_is_ended_and_its_requests_run_again(wiring: Wiring
 
     assert (outcome.status, outcome.succeeded) == ("completed", 200)
     assert any("SIGKILL" in note for note in watching.notes)
+
+
+def test_a_stage_that_is_done_again_numbers_its_windows_on(wiring: Wiring, make_job: Any) -> None:
+    def be_away() -> None:
+        raise StorageUnavailableError("The database did not answer.")
+
+    job_id = create_job(wiring, make_job(num_chats=60, max_tokens=40))
+    watching = Watching(20, be_away)
+
+    outcome = run_job(wiring, job_id, watching)
+
+    assert (outcome.status, outcome.succeeded) == ("completed", 60)
+    assert any("tried again" in note for note in watching.notes)
+    with wiring.database.connect() as connection:
+        windows = connection.execute(
+            sa.text(
+                "SELECT count(*), max(batch_index) + 1, sum(num_finished) FROM batch_metric"
+                " WHERE job_id = :job_id"
+            ),
+            {"job_id": job_id},
+        ).one()
+    assert windows[0] == windows[1]
+    # Those that had started in the first try are counted twice, none is left out.
+    assert windows[2] >= 60
 
 
 def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, make_job: Any) -> None:

@@ -48,7 +48,14 @@ def main() -> int:
         while waiting and number < MAX_JOBS_PER_KILL * arguments.kills and outcome.is_clean:
             number += 1
             batch, waiting = in_order_of_time(waiting[:KILLS_PER_JOB]), waiting[KILLS_PER_JOB:]
-            job = submit(stack.wiring, model, rng, number=number, num_lines=arguments.requests)
+            job = submit(
+                stack.wiring,
+                model,
+                rng,
+                number=number,
+                num_lines=arguments.requests,
+                num_ranks=arguments.ranks,
+            )
             tell(f"job {number}: {job.job_id}, {len(job.items)} lines and rows")
             executioner = Executioner(stack, watch, job, times)
             for planned in batch:
@@ -102,6 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10_000), help="of every random choice")
     parser.add_argument("--kills", type=int, default=50, help="kills that have to land")
     parser.add_argument("--requests", type=int, default=800, help="request lines of a job")
+    parser.add_argument("--ranks", type=int, default=1, help="engines that share a job")
     return parser.parse_args()
 
 

@@ -99,7 +99,9 @@ def make_table(wiring: Wiring) -> None:
         )
 
 
-def submit(wiring: Wiring, model: str, rng: random.Random, *, number: int, num_lines: int) -> Job:
+def submit(
+    wiring: Wiring, model: str, rng: random.Random, *, number: int, num_lines: int, num_ranks: int
+) -> Job:
     """Puts new lines into S3 and submits a job over them and the table."""
     lines = [_chat_line(number, index, rng) for index in range(num_lines)]
     ids: list[str | None] = [f"job{number}-{index}" for index in range(num_lines)]
@@ -113,6 +115,7 @@ def submit(wiring: Wiring, model: str, rng: random.Random, *, number: int, num_l
             "name": f"faults {number}",
             "model": model,
             "s3": [uri],
+            "options": {"ranks": num_ranks},
             "sql": [
                 {
                     "query": "SELECT id, body FROM fault_ticket ORDER BY id",

@@ -1,4 +1,4 @@
-"""A folder of more objects than a page of a listing holds is one source, read in order and written down whole."""
+"""A folder of more objects than a page of a listing holds is one source, read and written down whole."""
 
 from concurrent.futures import ThreadPoolExecutor
 
