@@ -105,11 +105,11 @@ class Dealing:
             return False
         own_s = self.held.unstarted_s(rank)
         shard = None if own_s > self._low_s else self.held.to_take(rank, own_s)
-        if shard is None or not self.database_answers():
+        if shard is None:
             return False
         owner = shard.lease.rank
         seqs = [seq for seq in shard.unstarted if not self._recalls.is_asked(owner, seq)]
-        return self._move(revision, [(rank, seqs)])
+        return bool(seqs) and self.database_answers() and self._move(revision, [(rank, seqs)])
 
     def release_expired(self) -> None:
         """Frees shards whose lease has run out while others' have not."""

@@ -19,7 +19,7 @@ from blend_core.engines.base import (
     StepWindow,
 )
 from blend_core.engines.process import EngineProcess
-from blend_core.errors import EngineDiedError, EngineError
+from blend_core.errors import EngineDiedError, StorageUnavailableError
 from blend_core.request import Request
 from flows.job_source import JobSource, pending_part
 from flows.outage import Value, through_outages
@@ -152,16 +152,26 @@ class EngineRun:
         self._recorder.flush()
 
     def _fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
-        """Requests for the engine, which waits in mid-run while the object store is away."""
+        """Requests for the engine, which waits in mid-run while the object store is away.
 
-        def fetch() -> Sequence[Request]:
+        Raises:
+            StorageUnavailableError: it is away for too long, or while the run ends.
+        """
+
+        def fetch() -> Sequence[Request] | StorageUnavailableError:
             if self._watch is not None:
                 self._watch.excuse()
-            if self._plan.is_over:
-                raise EngineError("The run ended while its engine waited for requests; run the job again.")
-            return self._requests.fetch(seqs)
+            try:
+                return self._requests.fetch(seqs)
+            except StorageUnavailableError as error:
+                if self._plan.is_over:
+                    return error
+                raise
 
-        return self._through_outages(fetch)
+        fetched = self._through_outages(fetch)
+        if isinstance(fetched, StorageUnavailableError):
+            raise fetched
+        return fetched
 
     def _through_outages(self, work: Callable[[], Value]) -> Value:
         return through_outages(work, self._context.stop, self._context.progress.note)

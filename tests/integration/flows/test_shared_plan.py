@@ -1,6 +1,6 @@
 """Ranks that share a plan lose no request when leases change hands."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestFinished, RequestsAdmitted, RequestSource
-from blend_core.errors import EngineDiedError
+from blend_core.errors import EngineDiedError, StorageUnavailableError
 from blend_core.performance import StepTimeModel
 from blend_core.plan import Plan, PlanSummary, frozen
+from blend_core.request import Request, SamplingParams
 from flows.job_source import JobSource
 from flows.job_spec import BatchJobSpec
 from flows.progress import SilentProgress
@@ -348,6 +349,45 @@ def test_while_the_database_is_away_a_rank_works_on_and_takes_nothing(
     assert sorted([*shared.requests_of(0), *shared.requests_of(1)]) == sorted(before[1:])
 
 
+class AwayRequests:
+    """Requests in an object store that does not answer at first."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
+        self.num_asked += 1
+        if self.num_asked < 3:
+            raise StorageUnavailableError("The object store did not answer.")
+        return [Request(seq, np.array([1], dtype=np.int32), SamplingParams()) for seq in seqs]
+
+
+class FetchingEngine:
+    """Asks for requests before it answers them."""
+
+    pid = None
+
+    def open(self) -> EngineInfo:
+        return EngineInfo("fetching", NOTHING, NOTHING, NOTHING, {})
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        for request in source.fetch(source.plan().seq.tolist()):
+            yield answer(request.seq)
+
+
+def test_an_engine_waits_for_requests_while_the_object_store_is_away(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    part = Part(np.array(shared.requests_of(0), dtype=np.int64), is_suspect=False)
+    requests: Any = AwayRequests()
+    engine: Any = FetchingEngine()
+
+    run = EngineRun(context, SharedParts(shared, requests, recorder), 0, part, 0)
+    run.run(engine)
+
+    assert (requests.num_asked, run.num_answers) == (3, len(part.seqs))
+
+
 class DyingEngine:
     """Answers one request after the other; dies of some, or whatever it runs."""
 
@@ -394,9 +434,10 @@ def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
 def test_answers_of_another_rank_are_no_evidence_against_a_request(
     context: JobContext, shared: SharedPlan, recorder: Recorder
 ) -> None:
-    end_but_two = shared.requests_of(0)[2:]
-    for seq in end_but_two:
+    for seq in shared.requests_of(0)[2:]:
         assert shared.ended(0, answer(seq))
+    # Nothing is left to take over.
+    shared.started(1, shared.requests_of(1))
     engine: Any = DyingEngine(shared, None)
 
     Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
