@@ -82,6 +82,7 @@ class Run:
         self._revision = self._window_revision = plan.revision
         self._windows = WindowAccumulator(info.model, info.device, plan.revision, overlap=False)
         self._open = dict.fromkeys(plan.seq.tolist())
+        self._ever_named = set(self._open)
         # What vLLM has: requests that were never in flight, and those that were.
         self._queued: dict[int, Request] = {}
         self._started: dict[int, tuple[Request, float, int]] = {}
@@ -143,6 +144,10 @@ class Run:
             self._core.control.revise(plan)
             self._revision = plan.revision
             self._look_in_steps = 0
+            # A rank may have taken requests over from another; what ended here may still be named, too.
+            new = [seq for seq in plan.seq.tolist() if seq not in self._ever_named]
+            self._ever_named.update(new)
+            self._open.update(dict.fromkeys(new))
 
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""

@@ -105,6 +105,25 @@ def test_a_revision_takes_over_between_steps_and_opens_a_window(engine: VllmEngi
     assert outcome.admitted.index(29) < outcome.admitted.index(21)
 
 
+def test_requests_that_a_later_plan_adds_are_answered(engine: VllmEngine) -> None:
+    requests = [request(seq, range(3, 9 + seq)) for seq in range(20)]
+    source = Block32Source(requests)
+    first, more = requests[:10], requests[10:]
+    source.first_plan = plan_over(first, block_size=BLOCK_SIZE)
+    told = False
+
+    def add(event: EngineEvent) -> None:
+        nonlocal told
+        if isinstance(event, RequestFinished) and not told:
+            told = True
+            left = [one for one in first if one.seq != event.seq]
+            source.revisions = [plan_over([*left, *more], block_size=BLOCK_SIZE)]
+
+    outcome = run_on(engine, source, add)
+
+    assert sorted(outcome.finished) == list(range(20))
+
+
 def test_a_plan_for_other_blocks_is_refused(engine: VllmEngine) -> None:
     with pytest.raises(PlanError, match="blocks of 16"):
         engine.run(ListSource([request(0, range(3, 9))]))
