@@ -359,7 +359,7 @@ class AwayRequests:
         self.num_asked += 1
         if self.num_asked < 3:
             raise StorageUnavailableError("The object store did not answer.")
-        return [Request(seq, np.array([1], dtype=np.int32), SamplingParams()) for seq in seqs]
+        return [Request(seq, np.array([1], dtype=np.int32), SamplingParams(max_tokens=4)) for seq in seqs]
 
 
 class FetchingEngine:
