@@ -1,0 +1,154 @@
+"""What a rank does with engines that are slow, wait for requests, or die."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestsAdmitted, RequestSource
+from blend_core.errors import EngineDiedError, StorageUnavailableError
+from blend_core.request import Request, SamplingParams
+from flows.stages.context import JobContext
+from flows.stages.engine_run import EngineRun, SharedParts
+from flows.stages.parts import Part
+from flows.stages.rank import Rank
+from flows.stages.shared_plan import SharedPlan
+from storage.recorder import Recorder
+from storage.results import iter_results
+from storage.suspects import engine_deaths
+from tests.integration.flows.two_ranks import NO_SHARDS, NOTHING, answer
+
+pytestmark = [pytest.mark.postgres, pytest.mark.s3]
+
+
+class SlowEngine:
+    """An engine that answers everything; while it opens, the other rank takes over what it can."""
+
+    pid = None
+
+    def __init__(self, shared: SharedPlan) -> None:
+        self.ran: list[int] = []
+        self._shared = shared
+
+    def open(self) -> EngineInfo:
+        for seq in self._shared.requests_of(1):
+            assert self._shared.ended(1, answer(seq))
+        assert self._shared.take_over(1)
+        return EngineInfo("slow", NOTHING, NOTHING, NOTHING, {})
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        self.ran = source.plan().seq.tolist()
+        for seq in self.ran:
+            yield answer(seq)
+
+
+def test_an_engine_does_not_begin_what_was_taken_over_while_it_opened(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    held = shared.requests_of(0)
+    part = Part(np.array(held, dtype=np.int64), is_suspect=False)
+    engine: Any = SlowEngine(shared)
+
+    EngineRun(context, SharedParts(shared, NO_SHARDS, recorder), 0, part, 0).run(engine)
+
+    assert 0 < len(shared.requests_of(1)) < len(held)
+    assert sorted([*engine.ran, *shared.requests_of(1)]) == sorted(held)
+
+
+class AwayRequests:
+    """Requests in an object store that does not answer at first."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
+        self.num_asked += 1
+        if self.num_asked < 3:
+            raise StorageUnavailableError("The object store did not answer.")
+        return [Request(seq, np.array([1], dtype=np.int32), SamplingParams(max_tokens=4)) for seq in seqs]
+
+
+class FetchingEngine:
+    """Asks for requests before it answers them."""
+
+    pid = None
+
+    def open(self) -> EngineInfo:
+        return EngineInfo("fetching", NOTHING, NOTHING, NOTHING, {})
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        for request in source.fetch(source.plan().seq.tolist()):
+            yield answer(request.seq)
+
+
+def test_an_engine_waits_for_requests_while_the_object_store_is_away(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    part = Part(np.array(shared.requests_of(0), dtype=np.int64), is_suspect=False)
+    requests: Any = AwayRequests()
+    engine: Any = FetchingEngine()
+
+    run = EngineRun(context, SharedParts(shared, requests, recorder), 0, part, 0)
+    run.run(engine)
+
+    assert (requests.num_asked, run.num_answers) == (3, len(part.seqs))
+
+
+class DyingEngine:
+    """Answers one request after the other; dies of some, or whatever it runs."""
+
+    pid = None
+
+    def __init__(self, shared: SharedPlan, deadly: set[int] | None) -> None:
+        self._shared = shared
+        self._deadly = deadly
+
+    def open(self) -> EngineInfo:
+        return EngineInfo("dying", NOTHING, NOTHING, NOTHING, {})
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        for seq in source.plan().seq.tolist():
+            yield RequestsAdmitted((seq,))
+            # The other rank is well all the time.
+            for other in self._shared.requests_of(1)[:1]:
+                assert self._shared.ended(1, answer(other))
+            if self._deadly is None or seq in self._deadly:
+                raise EngineDiedError("It died.")
+            yield answer(seq)
+
+    def close(self) -> None:
+        pass
+
+
+def errored(context: JobContext) -> list[int]:
+    return [row.seq for row in iter_results(context.wiring.database, context.job_id) if row.error_code]
+
+
+def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    deadly = shared.requests_of(0)[3]
+    engine: Any = DyingEngine(shared, {deadly})
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+    recorder.flush()
+
+    assert errored(context) == [deadly]
+    assert len(engine_deaths(context.wiring.database, context.job_id)) == 2
+
+
+def test_answers_of_another_rank_are_no_evidence_against_a_request(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    for seq in shared.requests_of(0)[2:]:
+        assert shared.ended(0, answer(seq))
+    # Nothing is left to take over.
+    shared.started(1, shared.requests_of(1))
+    engine: Any = DyingEngine(shared, None)
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+    recorder.flush()
+
+    assert errored(context) == []
+    assert shared.live_ranks == [1]
