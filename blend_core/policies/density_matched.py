@@ -48,6 +48,11 @@ class DensityMatchedPolicy(QueuedPolicy):
     that is left to do. Then either both sides end together or the one that is longer by itself is never held
     up.
 
+    Where KV holds few requests, the room that this keeps for the left side may be worth more than what it
+    gains. Then requests start as soon as there is room, and a step computes all that it can. Where reading
+    the weights takes longer than computing what is left, as on a device with little KV, KV ahead is not
+    looked at: it is the number of steps that counts, and one less is worth more than a preemption costs.
+
     Lengths that are not known are learned from all requests of their kind, ended and running, in mid-run.
     Sampled requests come first on their side.
     """
@@ -234,7 +239,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
         self._balances = left_head is not None and self._pace.hidden_share > self._room_share()
-        self._look_ahead.renew(running, balances=self._balances)
+        looks_ahead = not self._pace.is_step_bound
+        self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
 
     def _room_share(self) -> float:

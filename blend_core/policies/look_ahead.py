@@ -33,7 +33,16 @@ class LookAhead:
         projection: KV that the right side's requests in flight will hold.
     """
 
-    __slots__ = ("_ledger", "_looked_at", "_rules", "_sides", "again_at", "candidate", "projection")
+    __slots__ = (
+        "_ledger",
+        "_looked_at",
+        "_looks_ahead",
+        "_rules",
+        "_sides",
+        "again_at",
+        "candidate",
+        "projection",
+    )
 
     def __init__(self, ledger: Ledger, sides: WaitingSides, rules: MatchingRules) -> None:
         """Begins with nothing in flight."""
@@ -41,6 +50,7 @@ class LookAhead:
         self._sides = sides
         self._rules = rules
         self._looked_at = (-1, -1)
+        self._looks_ahead = rules.looks_ahead
         self.projection = KvProjection()
         self.candidate: int | None = None
         self.again_at = 0
@@ -49,9 +59,15 @@ class LookAhead:
         """What was found holds no more; looks again from a step on."""
         self.candidate, self.again_at = None, again_at
 
-    def renew(self, running: RunningWork, *, balances: bool) -> None:
-        """Takes sums that were made anew; `balances` says whether the left side shares KV and must be spared
-        preemptions."""
+    def renew(self, running: RunningWork, *, balances: bool, looks_ahead: bool) -> None:
+        """Takes sums that were made anew.
+
+        Args:
+            running: what the right side has in flight.
+            balances: whether the left side shares KV and must be spared preemptions.
+            looks_ahead: whether KV ahead counts; else a request starts that has room now.
+        """
+        self._looks_ahead = looks_ahead and self._rules.looks_ahead
         deviations = EAGER_DEVIATIONS
         if balances:
             deviations = DEVIATIONS if self._rules.keeps_deviations else 0.0
@@ -73,7 +89,7 @@ class LookAhead:
         self.again_at = refresh_at
         if head is None:
             return
-        if not self._rules.looks_ahead or self._fits(head, limit_tokens):
+        if not self._looks_ahead or self._fits(head, limit_tokens):
             self.candidate = head
         elif self._rules.fills_gaps and not self._must_be_next(head):
             longest = self.projection.longest_fit(self._ledger.num_own_tokens(head), limit_tokens)

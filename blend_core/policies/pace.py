@@ -117,6 +117,8 @@ class Pace:
         full_share: share of the steps that it takes if each computes all that it may.
         hidden_share: share of the time, all of it at most, that compute and KV reading hide of one another if
             every step has both in proportion: what balancing them can gain.
+        is_step_bound: reading the weights takes longer than computing what is left, so that the time taken is
+            that of so many steps, and KV that nobody uses makes more of them.
     """
 
     num_steps: float
@@ -125,6 +127,7 @@ class Pace:
     left_kv_tokens: float
     full_share: float
     hidden_share: float
+    is_step_bound: bool
 
     @classmethod
     def of(
@@ -170,10 +173,9 @@ class Pace:
             held_per_token = left_head.held_kv_tokens / left_head.num_prefill_tokens
             left_kv_tokens = left.num_prefill_tokens / num_steps * held_per_token
         decode_kv_tokens = left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens
-        # A step takes as long as reading the weights whatever it computes.
-        compute_s = max(
-            times.gemm_s_per_token * (num_prefill_tokens + num_output_tokens), times.weight_read_s * num_steps
-        )
+        token_s = times.gemm_s_per_token * (num_prefill_tokens + num_output_tokens)
+        weight_read_s = times.weight_read_s * num_steps
+        compute_s = max(token_s, weight_read_s)
         read_s = times.decode_s_per_kv_token * decode_kv_tokens
         return cls(
             num_steps,
@@ -183,6 +185,7 @@ class Pace:
             left_kv_tokens,
             num_full_steps / num_steps,
             min(compute_s, read_s) / max(compute_s + read_s, 1e-30),
+            weight_read_s > token_s + times.gemm_fixed_s * num_steps,
         )
 
     def prefill_tokens(

@@ -8,6 +8,9 @@ import pytest
 from blend_core.performance import StepTimeModel
 from blend_core.plan import LengthGroup, Plan, PlanSummary
 
+# Weights are read in the fixed part of a step, so that computing decides how long one takes.
+STEP_TIMES = StepTimeModel(1e-3, 1e-5, 1e-3, 1e-9, 1e-6, 0.15)
+
 
 @dataclass
 class HandView:
@@ -26,7 +29,7 @@ class HandView:
         return seq not in self.absent
 
 
-def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None, kinds=None):
+def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None, kinds=None, step_times=STEP_TIMES):
     """A plan of `(seq, prompt tokens, output tokens, density)` in that order; memory is one second each.
 
     `kinds` numbers the kind of those whose length is not known; -1 for the others.
@@ -49,7 +52,7 @@ def plan_of(requests, *, revision=0, lead=(), block_size=4, shared=None, kinds=N
         lead=np.isin(seqs, list(lead)),
         length_group=np.array(kinds or [-1] * num, dtype=np.int32),
         length_groups=tuple(LengthGroup(1_000) for _ in range(max(kinds or [-1]) + 1)),
-        step_times=StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-6, 0.15),
+        step_times=step_times,
         progress=np.zeros(0),
         planned_density=np.zeros(0),
     )

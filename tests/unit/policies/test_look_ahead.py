@@ -100,7 +100,7 @@ def test_nothing_goes_before_a_request_that_was_preempted(right_of):
     right = right_of()
     right.admit(LONG)
     right.ledger.preempt(LONG)
-    right.ahead.renew(RunningWork(), balances=True)
+    right.ahead.renew(RunningWork(), balances=True, looks_ahead=True)
     assert right.look(LONG, 300) is None
 
 
@@ -130,5 +130,7 @@ def test_room_for_longer_answers_is_kept_where_two_sides_share_kv(right_of, rule
     mean, spread = np.full(len(LENGTH_GRID), 1_000.0), np.full(len(LENGTH_GRID), 10.0)
     needed = 1_000 + deviations * 10 + SHORT_AT_ITS_END
     for limit, found in ((needed - 1, None), (needed, SHORT)):
-        right.ahead.renew(RunningWork(kv_mean=mean, kv_variance=spread**2), balances=balances)
+        right.ahead.renew(
+            RunningWork(kv_mean=mean, kv_variance=spread**2), balances=balances, looks_ahead=True
+        )
         assert right.look(SHORT, limit) == found

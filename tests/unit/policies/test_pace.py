@@ -58,11 +58,11 @@ def test_the_left_side_is_given_what_its_next_kind_holds_at_the_pace():
 
 def test_nothing_left_is_a_pace_of_nothing():
     pace = Pace.of(Work(), Work(), running(), LIMITS, TIMES, left_head=Work())
-    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert pace == Pace(1.0, 0.0, 0.0, 0.0, 0.0, 0.0, True)
 
 
 def tokens(decode_kv, *, even=10_000, prefill=400.0, peak=0.0, decoding=50, right_now=0.0, full=0.0):
-    pace = Pace(100, prefill, even, 0.0, full, 0.5)
+    pace = Pace(100, prefill, even, 0.0, full, 0.5, False)
     return pace.prefill_tokens(TIMES, decode_kv, right_now, peak, decoding)
 
 
@@ -195,3 +195,9 @@ def test_balancing_hides_no_more_than_the_shorter_of_compute_and_kv_reading():
         compute_s / (compute_s + 140.0)
     )
     assert Pace.of(Work(), Work(), running(), LIMITS, TIMES).hidden_share == 0.0
+
+
+def test_steps_bind_where_reading_weights_takes_longer_than_computing():
+    # 6,300 tokens in 100 steps: 163 us a token and step beside the 1,000 of the fixed part.
+    assert Pace.of(LEFT, RIGHT, running(), LIMITS, replace(TIMES, weight_read_s=1.7e-3)).is_step_bound
+    assert not Pace.of(LEFT, RIGHT, running(), LIMITS, replace(TIMES, weight_read_s=1.6e-3)).is_step_bound
