@@ -1,10 +1,17 @@
 """Sizes and parameter counts of a decoder, from its Hugging Face configuration."""
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from blend_core.errors import ConfigurationError
+from blend_core.wording import count_text
+
+MAX_SIZE: Final = 1 << 30
+"""Largest size that a configuration may state."""
+
+MAX_NUM_LAYERS: Final = 10_000
 
 _QWEN3_HEAD_SIZE: Final = 128
 
@@ -38,19 +45,76 @@ class ModelConfig:
         """`model_type`, empty where there is none."""
         return str(self.values.get("model_type"))
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """Returns a positive integer.
+    def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
+        """Returns a whole number from 1 to `most`; null counts as missing.
 
         Raises:
-            ConfigurationError: it is missing without a default, or none.
+            ConfigurationError: it is missing without a default, or no such number.
+        """
+        return self._whole(key, default, 1, most)
+
+    def num_layers(self) -> int:
+        """Returns the number of layers.
+
+        Raises:
+            ConfigurationError: it is missing, or no number of layers.
+        """
+        return self.size("num_hidden_layers", most=MAX_NUM_LAYERS)
+
+    def count(self, key: str) -> int:
+        """Returns a whole number that may be 0, and is where it is missing or null.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        return self._whole(key, 0, 0, MAX_SIZE)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Returns true or false; null counts as missing.
+
+        Raises:
+            ConfigurationError: it is something else.
         """
         value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(
-                f"The configuration of model {self.name} lacks a positive {key}; use a complete folder."
-            )
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._error(key, value, "true or false")
         return value
+
+    def layers(self, key: str) -> tuple[int, ...]:
+        """Returns a list of layer numbers, empty where it is missing or null.
+
+        Raises:
+            ConfigurationError: it is something else.
+        """
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(_is_whole(layer) for layer in value):
+            raise self._error(key, value, "a list of whole numbers")
+        return tuple(value)
+
+    def _whole(self, key: str, default: int | None, least: int, most: int) -> int:
+        value = self.values.get(key)
+        if value is None:
+            if default is None:
+                raise ConfigurationError(
+                    f"The configuration of model {self.name} lacks {key}; use a complete folder."
+                )
+            value = default
+        if not _is_whole(value) or not least <= value <= most:
+            raise self._error(key, value, f"a whole number from {least} to {most:,}")
+        return int(value)
+
+    def _error(self, key: str, value: object, expected: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"The configuration of model {self.name} has {reprlib.repr(value)} as {key}; make it {expected}."
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +150,9 @@ def model_shape(config: ModelConfig) -> ModelShape:
     _refuse_uncovered_features(config)
     attention_of, feed_forward_of = _PARTS[config.model_type]
     attention, feed_forward = attention_of(config), feed_forward_of(config)
-    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.num_layers()
     vocab = config.size("vocab_size")
-    tables = 1 if config.values.get("tie_word_embeddings", False) else 2
+    tables = 1 if config.flag("tie_word_embeddings") else 2
     # Beside the parts, two norms to a layer and one behind the last.
     num_parameters = (
         tables * vocab * hidden
@@ -118,17 +182,15 @@ def _refuse_uncovered_features(config: ModelConfig) -> None:
         raise ConfigurationError(
             f"Model {name} is quantised, which is not supported; use its 16 or 32 bit weights."
         )
-    window = values.get("sliding_window")
-    if (
-        window
-        and values.get("use_sliding_window", True)
-        and window < values.get("max_position_embeddings", 0)
-    ):
+    window = 0
+    if config.flag("use_sliding_window", default=True) and values.get("sliding_window") is not False:
+        window = config.count("sliding_window")
+    if 0 < window < config.size("max_position_embeddings"):
         raise ConfigurationError(
-            f"Model {name} attends within a sliding window of {window} tokens, which is not supported; "
+            f"Model {name} attends within a sliding window of {count_text(window, 'token')}, which is not supported; "
             "use a model with full attention."
         )
-    if config.model_type.startswith("deepseek") and values.get("attention_bias"):
+    if config.model_type.startswith("deepseek") and config.flag("attention_bias"):
         raise ConfigurationError(
             f"Model {name} has biases in its latent attention, which is not supported; use one without."
         )
@@ -144,7 +206,7 @@ def _headed_attention(config: ModelConfig) -> _Attention:
     num_parameters = 2 * hidden * (width + kv_width)
     if model_type.startswith("qwen2"):
         num_parameters += width + 2 * kv_width
-    elif config.values.get("attention_bias"):
+    elif config.flag("attention_bias"):
         num_parameters += width + 2 * kv_width + hidden
     if model_type.startswith("qwen3"):
         num_parameters += 2 * head_size
@@ -175,9 +237,9 @@ def _latent_attention(config: ModelConfig) -> _Attention:
 def _dense(config: ModelConfig) -> _FeedForward:
     hidden, intermediate = config.size("hidden_size"), config.size("intermediate_size")
     each = 3 * hidden * intermediate
-    if config.values.get("mlp_bias"):
+    if config.flag("mlp_bias"):
         each += 2 * intermediate + hidden
-    return _every_token(config.size("num_hidden_layers") * each)
+    return _every_token(config.num_layers() * each)
 
 
 def _mixtral(config: ModelConfig) -> _FeedForward:
@@ -185,16 +247,14 @@ def _mixtral(config: ModelConfig) -> _FeedForward:
     expert = 3 * hidden * config.size("intermediate_size")
     experts, per_token = config.size("num_local_experts"), config.size("num_experts_per_tok")
     router = hidden * experts
-    return _layers_of_experts(
-        config.size("num_hidden_layers"), router, expert, experts, per_token, config.name
-    )
+    return _layers_of_experts(config.num_layers(), router, expert, experts, per_token, config.name)
 
 
 def _qwen_moe(config: ModelConfig) -> _FeedForward:
     """Experts in every `decoder_sparse_step`-th layer but `mlp_only_layers`; one may be for all tokens."""
-    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
+    hidden, layers = config.size("hidden_size"), config.num_layers()
     experts, per_token = config.size("num_experts"), config.size("num_experts_per_tok")
-    step, dense_ones = config.size("decoder_sparse_step", 1), config.values.get("mlp_only_layers") or ()
+    step, dense_ones = config.size("decoder_sparse_step", 1), config.layers("mlp_only_layers")
     num_sparse = sum((layer + 1) % step == 0 and layer not in dense_ones for layer in range(layers))
     expert = 3 * hidden * config.size("moe_intermediate_size")
     always = hidden * experts
@@ -210,12 +270,12 @@ def _qwen_moe(config: ModelConfig) -> _FeedForward:
 
 def _deepseek_moe(config: ModelConfig) -> _FeedForward:
     """Dense layers first, then experts in every `moe_layer_freq`-th layer, some of them for all tokens."""
-    hidden, layers = config.size("hidden_size"), config.size("num_hidden_layers")
-    first, step = int(config.values.get("first_k_dense_replace") or 0), config.size("moe_layer_freq", 1)
+    hidden, layers = config.size("hidden_size"), config.num_layers()
+    first, step = config.count("first_k_dense_replace"), config.size("moe_layer_freq", 1)
     num_sparse = sum(layer >= first and layer % step == 0 for layer in range(layers))
     experts, per_token = config.size("n_routed_experts"), config.size("num_experts_per_tok")
     expert = 3 * hidden * config.size("moe_intermediate_size")
-    shared = int(config.values.get("n_shared_experts") or 0)
+    shared = config.count("n_shared_experts")
     always = hidden * experts + shared * expert
     if config.model_type == "deepseek_v3":
         # A correction to the router's score of each expert.

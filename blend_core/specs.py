@@ -1,7 +1,7 @@
 """What a model costs and what a device can do: the two inputs of the performance model, and their files."""
 
 import json
-import sys
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +12,20 @@ from blend_core.errors import ConfigurationError
 from blend_core.model_shape import ModelConfig, model_shape
 
 _DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4, "bf16": 2, "fp16": 2, "fp32": 4}
+
+_RANGES: Final[Mapping[str, tuple[float, float]]] = {
+    # Wide enough for any device, and narrow enough that every duration is a number.
+    "compute_flops_per_s": (1e6, 1e21),
+    "bandwidth_bytes_per_s": (1e6, 1e18),
+    "kv_capacity_bytes": (1e3, 1e18),
+    "gemm_efficiency": (1e-6, 1.0),
+    "gemm_fixed_s_per_layer": (0.0, 10.0),
+    "attention_bandwidth_efficiency": (1e-6, 1.0),
+    "overlap_interference": (0.0, 1.0),
+}
+"""Least and largest value of each number of a device profile."""
+
+_MAX_NAME_LENGTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +153,7 @@ def load_model_spec(folder: Path, dtype: str, name: str | None = None) -> ModelS
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path} cannot be read as JSON ({type(error).__name__}); name a Hugging Face model folder."
         ) from error
@@ -195,9 +209,18 @@ def device_profile_names() -> tuple[str, ...]:
 
 
 def save_device_profile(profile: DeviceProfile, path: Path) -> None:
-    """Writes a profile as TOML that `load_device_profile` reads back exactly. Replaces the file."""
+    """Writes a profile as TOML that `load_device_profile` reads back exactly. Replaces the file.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
     lines = [f"{field.name} = {_toml_value(getattr(profile, field.name))}" for field in fields(profile)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    try:
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The profile cannot be written to {path} ({error.strerror}); name a file in a folder that is there."
+        ) from None
 
 
 def _shipped_names(folder: str) -> tuple[str, ...]:
@@ -215,34 +238,45 @@ def _from_toml(cls: type[_Spec], file: Path) -> _Spec:
     """Reads one value; every field must be there, of its type and in its range, and nothing else."""
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ConfigurationError(
-            f"{file} cannot be read as TOML ({type(error).__name__}); check the path."
+            f"{file} cannot be read ({error.strerror}); name a TOML file that is there."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{file} is not TOML ({type(error).__name__}); see the shipped files for its form."
         ) from error
     values: dict[str, Any] = {}
     for field in fields(cls):
         value = table.pop(field.name, None)
         if value is None and field.default is None:
             continue
-        expected = int if field.default is None else field.type
-        if expected is float and type(value) is int:
-            value = float(value)
-        if type(value) is not expected or not _is_valid(field.name, value):
-            raise ConfigurationError(
-                f"{file} lacks a valid {field.name}; see the shipped files for its form."
-            )
-        values[field.name] = value
+        if value is None:
+            raise ConfigurationError(f"{file} lacks {field.name}; see the shipped files for its form.")
+        values[field.name] = _checked(file, field.name, value, int if field.default is None else field.type)
     if table:
         raise ConfigurationError(f"{file} has unknown names: {', '.join(sorted(table))}; remove them.")
     return cls(**values)
 
 
-def _is_valid(name: str, value: str | float) -> bool:
-    if isinstance(value, str):
-        return value != ""
-    least_is_zero = name in ("gemm_fixed_s_per_layer", "overlap_interference")
-    is_share = name in ("gemm_efficiency", "attention_bandwidth_efficiency", "overlap_interference")
-    return (value > 0 or (least_is_zero and value == 0)) and value <= (1 if is_share else sys.float_info.max)
+def _checked(file: Path, name: str, value: object, expected: Any) -> str | float:
+    if expected is str:
+        if isinstance(value, str) and is_profile_name(value):
+            return value
+        allowed = f"one line of 1 to {_MAX_NAME_LENGTH} characters"
+    else:
+        least, most = _RANGES.get(name, (1, 1 << 62))
+        is_number = type(value) is int or (expected is float and type(value) is float)
+        # Not a number is in no range.
+        if is_number and least <= value <= most:  # type: ignore[operator]
+            return expected(value)  # type: ignore[no-any-return]
+        allowed = f"{'a' if expected is float else 'a whole'} number from {least:g} to {most:g}"
+    raise ConfigurationError(f"{file} has {reprlib.repr(value)} as {name}; make it {allowed}.")
+
+
+def is_profile_name(name: str) -> bool:
+    """Whether a profile may have that name: it goes into tables, reports and the database."""
+    return 0 < len(name) <= _MAX_NAME_LENGTH and name.isprintable()
 
 
 def _toml_value(value: str | float) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from blend_core.engines.base import StepWindow
+from blend_core.wording import count_text, duration_text
 from flows.progress import Progress
 from storage.database import Database
 from storage.job_status import JobStatus
@@ -95,7 +96,7 @@ def _outcome(database: Database, job_id: str, stage: str) -> str:
         return _plan_outcome(database, job_id)
     tally = counts(database, job_id)
     if stage == "ingest":
-        return f"{tally.total:,} requests, {tally.errored:,} of them bad"
+        return f"{count_text(tally.total, 'request')}, {tally.errored:,} of them bad"
     if stage == "infer":
         return f"{tally.succeeded:,} succeeded, {tally.errored:,} errored"
     return "answers and errors are in S3"
@@ -106,10 +107,12 @@ def _plan_outcome(database: Database, job_id: str) -> str:
     if summary is None:
         return "nothing to run"
     duration = (
-        "" if summary.estimated_duration_s is None else f", about {summary.estimated_duration_s:,.0f} s"
+        ""
+        if summary.estimated_duration_s is None
+        else f", about {duration_text(summary.estimated_duration_s)}"
     )
     return (
-        f"{summary.num_requests:,} requests{duration}, density {summary.density:.2f}, "
+        f"{count_text(summary.num_requests, 'request')}{duration}, density {summary.density:.2f}, "
         f"prefix sharing {summary.prefix_sharing_planned:.0%} of at best {summary.prefix_sharing_best:.0%}"
     )
 

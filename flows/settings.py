@@ -46,7 +46,7 @@ class EngineSettings(_Group):
     device: str = Field("cpu", description="device: `cpu`, `cuda`, `cuda:1`")
     device_profile: str = Field("cpu", description="device profile by name or path of a TOML file")
     dtype: Literal["auto", "bfloat16", "float32"] = Field("auto", description="weights and KV")
-    kv_gib: Annotated[float, Field(gt=0)] = Field(
+    kv_gib: Annotated[float, Field(gt=0, le=1_048_576)] = Field(
         1.0,
         description="memory of the KV cache in GiB; vLLM on a GPU goes by `gpu_memory_utilization`",
     )

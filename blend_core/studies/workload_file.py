@@ -1,7 +1,8 @@
 """A workload from a Parquet file of token counts, so that anyone can try their own."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +12,17 @@ import pyarrow.parquet as pq
 from blend_core.errors import ConfigurationError
 from blend_core.segment_requests import SegmentRequests
 from blend_core.studies.workload import Workload
+from blend_core.wording import count_text
 
 Ints = npt.NDArray[np.int64]
 
-COLUMNS = ("num_prompt_tokens", "num_output_tokens", "prefix_path", "preset")
+COLUMNS: Final[Mapping[str, str]] = {
+    "num_prompt_tokens": "whole numbers of tokens",
+    "num_output_tokens": "whole numbers of tokens",
+    "prefix_path": "lists of pairs, a segment id (text or a whole number) and its whole number of tokens",
+    "preset": "true or false",
+}
+"""What each column of a workload holds."""
 
 MAX_COUNT = 1 << 30
 """Largest number of tokens of a prompt or an answer."""
@@ -28,34 +36,96 @@ def read_workload(path: Path) -> Workload:
     beyond its path is its own.
 
     Raises:
-        ConfigurationError: the file cannot be read, lacks a column, or holds what cannot be.
+        ConfigurationError: the file is not there, is no Parquet, lacks a column, or holds what cannot be.
     """
-    try:
-        table = pq.read_table(path, columns=list(COLUMNS))
-    except (OSError, pa.ArrowException) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as Parquet with the columns {', '.join(COLUMNS)} "
-            f"({type(error).__name__}); write it with those."
-        ) from error
+    table = _read_table(path)
     if len(table) == 0:
         raise ConfigurationError(f"{path.name} has no row; give it a row per request.")
     prompt, output = _counts(path, table, "num_prompt_tokens"), _counts(path, table, "num_output_tokens")
     preset = table.column("preset")
-    if preset.null_count or not pa.types.is_boolean(preset.type):
-        raise ConfigurationError(f"{path.name}: preset has to be true or false in every row.")
+    if preset.null_count:
+        raise ConfigurationError(
+            f"{path.name}: preset is null in {count_text(preset.null_count, 'row')}; make it true or false."
+        )
     is_preset = np.asarray(preset, dtype=np.bool_)
     requests = _requests(path, table.column("prefix_path").to_pylist(), prompt, output, is_preset)
     return Workload(path.stem, requests, output, "real")
 
 
+def _read_table(path: Path) -> pa.Table:
+    """Returns the columns of a workload, of the right types."""
+    if not path.is_file():
+        raise ConfigurationError(f"There is no file {path}; name a Parquet file with a row per request.")
+    try:
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+            schema = file.schema_arrow
+            for name, expected in COLUMNS.items():
+                _check_column(path, schema, name, expected)
+            return file.read(columns=list(COLUMNS))
+    except pa.ArrowInvalid as error:
+        raise ConfigurationError(
+            f"{path} is no Parquet file, or a damaged one; write it with the columns {', '.join(COLUMNS)}."
+        ) from error
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read ({type(error).__name__}); check its permissions, or write it again."
+        ) from error
+
+
+def _check_column(path: Path, schema: pa.Schema, name: str, expected: str) -> None:
+    places = schema.get_all_field_indices(name)
+    if not places:
+        raise ConfigurationError(f"{path.name} has no column {name}; add it: {expected}.")
+    if len(places) > 1:
+        raise ConfigurationError(
+            f"{path.name} has the column {name} {len(places)} times; write each column once."
+        )
+    found = schema.field(places[0]).type
+    if not _HAS_TYPE[name](found):
+        raise ConfigurationError(f"{path.name}: the column {name} is {found}; make it {expected}.")
+
+
+def _is_path(found: pa.DataType) -> bool:
+    """Whether a column may hold paths; a column of nulls alone holds those without segments."""
+    if pa.types.is_map(found):
+        return _is_segment(found.key_type) and pa.types.is_integer(found.item_type)
+    if not _is_list(found):
+        return bool(pa.types.is_null(found))
+    pair = found.value_type
+    if pa.types.is_struct(pair):
+        return bool(
+            pair.num_fields == 2
+            and _is_segment(pair.field(0).type)
+            and pa.types.is_integer(pair.field(1).type)
+        )
+    if _is_list(pair):
+        return bool(pa.types.is_integer(pair.value_type) or pa.types.is_null(pair.value_type))
+    return bool(pa.types.is_null(pair))
+
+
+def _is_list(found: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found))
+
+
+def _is_segment(found: pa.DataType) -> bool:
+    return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_integer(found))
+
+
 def _counts(path: Path, table: pa.Table, name: str) -> Ints:
     column = table.column(name)
-    if column.null_count or not pa.types.is_integer(column.type):
-        raise ConfigurationError(f"{path.name}: {name} has to be whole numbers without gaps.")
+    if column.null_count:
+        raise ConfigurationError(
+            f"{path.name}: {name} is null in {count_text(column.null_count, 'row')}; give every row a number."
+        )
     # Numbers beyond int64 come out below 0.
     counts = np.asarray(column).astype(np.int64)
-    if counts.min() < 1 or counts.max() > MAX_COUNT:
-        raise ConfigurationError(f"{path.name}: {name} has to be from 1 to {MAX_COUNT:,} in every row.")
+    wrong = np.flatnonzero((counts < 1) | (counts > MAX_COUNT))
+    if len(wrong):
+        raise ConfigurationError(
+            f"{path.name}: {name} of row {wrong[0]} is {column[int(wrong[0])].as_py()}; make it 1 to "
+            f"{MAX_COUNT:,} in every row."
+        )
     return counts
 
 
@@ -74,8 +144,8 @@ def _requests(
         for segment, num_tokens in _pairs(path, row, given):
             if tokens_of.setdefault(segment, num_tokens) != num_tokens:
                 raise ConfigurationError(
-                    f"{path.name}: a segment of row {row} has {num_tokens} tokens and had "
-                    f"{tokens_of[segment]} before; give one id to one text."
+                    f"{path.name}: a segment of row {row} has {count_text(num_tokens, 'token')} and had "
+                    f"{tokens_of[segment]:,} before; give one id to one text."
                 )
             parent = ids.setdefault((parent, segment), len(ids))
             segment_ids.append(parent)
@@ -120,3 +190,11 @@ def _pairs(path: Path, row: int, given: Any) -> list[tuple[str | int, int]]:
                     "whole number) and its tokens, at least 1."
                 )
     return pairs
+
+
+_HAS_TYPE: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
+    "num_prompt_tokens": pa.types.is_integer,
+    "num_output_tokens": pa.types.is_integer,
+    "prefix_path": _is_path,
+    "preset": pa.types.is_boolean,
+}

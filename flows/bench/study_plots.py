@@ -1,5 +1,6 @@
 """Plots of the studies, as PNG and SVG."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
+
+
+def prepare_plots(folder: Path) -> None:
+    """Makes the folder of plots if it is not there, so that a study of hours does not end without them.
+
+    Raises:
+        ConfigurationError: no file can be written there, or matplotlib is not installed.
+    """
+    _figure(1, 1)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"Plots cannot be written to {folder} ({error.strerror}); let --plots name a folder of yours."
+        ) from None
 
 
 def plot_timelines(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
@@ -128,7 +146,6 @@ def _figure(width: float, height: float) -> "Figure":
 
 
 def _save(figure: "Figure", folder: Path, name: str) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}{suffix}" for suffix in SUFFIXES]
     for path in paths:
         figure.savefig(path, dpi=120)

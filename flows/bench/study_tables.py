@@ -11,6 +11,7 @@ import numpy as np
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, speedup
+from blend_core.wording import seconds_text
 from flows.bench.ablation import AblationRun
 from flows.bench.grid import GRID_RATIOS, grid_summary
 from flows.bench.paper import PaperRun
@@ -115,13 +116,13 @@ def policy_table(run: WorkloadRun) -> Table:
     return headers, [
         (
             name,
-            round(policy.duration_s),
+            seconds_text(policy.duration_s),
             f"{policy.fraction_of_optimum:.3f}",
             f"{policy.sharing_kept:.3f}",
             round(policy.num_steps),
             round(policy.num_preempted),
-            round(policy.compute_s),
-            round(policy.memory_s),
+            seconds_text(policy.compute_s),
+            seconds_text(policy.memory_s),
         )
         for name, policy in run.policies.items()
     ]
@@ -183,20 +184,37 @@ def costs_table(costs: Mapping[str, Mapping[int, StepCosts]]) -> Table:
     return ("policy", "in flight", "mean, ms", "99 %, ms", "maximum, ms"), rows
 
 
+def section_of(path: Path, section: str) -> tuple[str, str, str, str]:
+    """Returns a Markdown file in four: what is before a section, its two marks, and what is behind it.
+
+    Raises:
+        ConfigurationError: the file cannot be written, or does not have the marks.
+    """
+    begins, ends = f"<!-- {section} begins -->", f"<!-- {section} ends -->"
+    try:
+        with path.open("r+", encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} is no text file that can be written ({type(error).__name__}); let --write-docs name a "
+            f"Markdown file with the lines {begins} and {ends}."
+        ) from None
+    before, begun, rest = text.partition(begins)
+    _, ended, after = rest.partition(ends)
+    if not begun or not ended:
+        raise ConfigurationError(
+            f"{path} has no lines {begins} and {ends}; put them where the tables belong."
+        )
+    return before, begins, ends, after
+
+
 def write_section(path: Path, section: str, command: str, tables: Sequence[Table], note: str = "") -> None:
     """Writes tables between the marks of a section of a Markdown file, with date and hardware.
 
     Raises:
-        ConfigurationError: the file does not have the marks.
+        ConfigurationError: as `section_of`.
     """
-    begins, ends = f"<!-- {section} begins -->", f"<!-- {section} ends -->"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    if begins not in text or ends not in text:
-        raise ConfigurationError(
-            f"{path} has no lines {begins} and {ends}; put them where the tables belong."
-        )
-    before, rest = text.split(begins, 1)
-    after = rest.split(ends, 1)[1]
+    before, begins, ends, after = section_of(path, section)
     origin = (
         f"Measured by `{command}` on {datetime.now(UTC):%Y-%m-%d}; simulated on "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}."

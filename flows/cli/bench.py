@@ -6,7 +6,11 @@ import typer
 
 from blend_core.errors import ConfigurationError
 from flows.cli import bench_studies
+from flows.cli.numbers import MAX_SEED
 from flows.cli.output import Json, print_json, print_line, print_table, tell
+
+MAX_NUM_PLANNED = 10_000_000
+"""More would take more memory than machines have."""
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -198,8 +202,10 @@ def record(
 
 @group.command()
 def plan(
-    num_requests: Annotated[int, typer.Option("--requests", min=100, help="Requests to plan.")] = 400_000,
-    seed: Annotated[int, typer.Option(help="Of the made-up requests.")] = 0,
+    num_requests: Annotated[
+        int, typer.Option("--requests", min=100, max=MAX_NUM_PLANNED, help="Requests to plan.")
+    ] = 400_000,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the made-up requests.")] = 0,
     json: Json = False,
 ) -> None:
     """Measure how fast a job is planned, and in how much memory.

@@ -2,22 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from blend_core.wording import duration_text
+from flows.cli.numbers import MAX_SEED, not_nan
 from flows.cli.output import Json, print_json, print_line, print_table, tell
-
-if TYPE_CHECKING:
-    from flows.bench.study_tables import Table
+from flows.cli.study_output import prepare_outputs, print_tables, tell_paths, write_tables
 
 Traces = Annotated[
     Path | None,
     typer.Option(help="Folder of published traces; BLEND_TRACES by default. Without it lengths are made up."),
 ]
-Seed = Annotated[int, typer.Option(help="First seed.")]
-Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds to take the mean of.")]
-Hours = Annotated[float | None, typer.Option(min=0.01, help="Practical optimum of each workload.")]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="First seed.")]
+Seeds = Annotated[int | None, typer.Option(min=1, max=1_000, help="Number of seeds to take the mean of.")]
+Hours = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=1_000, callback=not_nan, help="Practical optimum of each workload."),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
 Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
 WriteDocs = Annotated[
@@ -50,10 +53,11 @@ def policy(
     from flows.bench.study_plots import plot_policy_costs
     from flows.bench.study_tables import costs_table
 
+    prepare_outputs(plots, write_docs, "policy")
     costs = run_policy_bench(seed, tell, num_steps=NUM_STEPS // 10 if quick else NUM_STEPS)
     if plots is not None:
-        _tell_paths(plot_policy_costs(costs, plots))
-    _write(write_docs, "policy", "blend bench policy", [costs_table(costs)])
+        tell_paths(plot_policy_costs(costs, plots))
+    write_tables(write_docs, "policy", "blend bench policy", [costs_table(costs)])
     if json:
         print_json(costs_json(costs))
     else:
@@ -83,16 +87,17 @@ def paper(
     from flows.bench.study_plots import plot_sharing, plot_timelines
     from flows.bench.study_tables import comparison_table, interleaved_table
 
+    prepare_outputs(plots, write_docs, "paper")
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 5.0, QUICK_HOURS)
     run = run_paper_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
     tables = [comparison_table(run.study.workloads), interleaved_table(run)]
     if plots is not None:
-        _tell_paths(plot_timelines(run.study.workloads, plots) + plot_sharing(run.study.workloads, plots))
-    _write(write_docs, "paper", _command("paper", chosen_seeds, chosen_hours), tables, run.study.data)
+        tell_paths(plot_timelines(run.study.workloads, plots) + plot_sharing(run.study.workloads, plots))
+    write_tables(write_docs, "paper", _command("paper", chosen_seeds, chosen_hours), tables, run.study.data)
     if json:
         print_json(run.study.as_json())
         return
-    _print(tables, run.study.data)
+    print_tables(tables, run.study.data)
 
 
 def grid(
@@ -118,18 +123,19 @@ def grid(
     from flows.bench.study_plots import plot_grid
     from flows.bench.study_tables import comparison_table, grid_table
 
+    prepare_outputs(plots, write_docs, "grid")
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 1.0, QUICK_HOURS)
     run = run_grid_bench(
         _traces(traces), chosen_seeds, chosen_hours, tell, stride=QUICK_STRIDE if quick else 1
     )
     if plots is not None:
-        _tell_paths(plot_grid(run.workloads, plots))
+        tell_paths(plot_grid(run.workloads, plots))
     tables = [grid_table(run)] if summary else [grid_table(run), comparison_table(run.workloads)]
-    _write(write_docs, "grid", _command("grid", chosen_seeds, chosen_hours), tables, run.data)
+    write_tables(write_docs, "grid", _command("grid", chosen_seeds, chosen_hours), tables, run.data)
     if json:
         print_json(grid_summary(run) if summary else run.as_json())
         return
-    _print(tables, run.data)
+    print_tables(tables, run.data)
 
 
 def traces(
@@ -155,16 +161,17 @@ def traces(
     from flows.bench.study_tables import comparison_table
     from flows.bench.traces import QUICK_HOURS, run_traces_bench
 
+    prepare_outputs(plots, write_docs, "traces")
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 3, 1.0, QUICK_HOURS)
     run = run_traces_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
     tables = [comparison_table(run.workloads)]
     if plots is not None:
-        _tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
-    _write(write_docs, "traces", _command("traces", chosen_seeds, chosen_hours), tables, run.data)
+        tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
+    write_tables(write_docs, "traces", _command("traces", chosen_seeds, chosen_hours), tables, run.data)
     if json:
         print_json(run.as_json())
         return
-    _print(tables, run.data)
+    print_tables(tables, run.data)
 
 
 def ablation(
@@ -187,14 +194,15 @@ def ablation(
     from flows.bench.ablation import QUICK_HOURS, run_ablation_bench
     from flows.bench.study_tables import ablation_table, ends_table
 
+    prepare_outputs(None, write_docs, "ablation")
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 1.0, QUICK_HOURS)
     run = run_ablation_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
     tables = [ablation_table(run), ends_table(run)]
-    _write(write_docs, "ablation", _command("ablation", chosen_seeds, chosen_hours), tables, run.data)
+    write_tables(write_docs, "ablation", _command("ablation", chosen_seeds, chosen_hours), tables, run.data)
     if json:
         print_json(run.as_json())
         return
-    _print(tables, run.data)
+    print_tables(tables, run.data)
 
 
 def ranks(
@@ -219,15 +227,18 @@ def ranks(
     from flows.bench.study_plots import plot_ranks
     from flows.bench.study_tables import ranks_table
 
+    prepare_outputs(plots, write_docs, "ranks")
     chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 5.0, QUICK_HOURS)
     run = run_ranks_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
     if plots is not None:
-        _tell_paths(plot_ranks(run, plots))
-    _write(write_docs, "ranks", _command("ranks", chosen_seeds, chosen_hours), [ranks_table(run)], run.data)
+        tell_paths(plot_ranks(run, plots))
+    write_tables(
+        write_docs, "ranks", _command("ranks", chosen_seeds, chosen_hours), [ranks_table(run)], run.data
+    )
     if json:
         print_json(run.as_json())
         return
-    _print([ranks_table(run)], run.data)
+    print_tables([ranks_table(run)], run.data)
 
 
 def simulate(
@@ -250,13 +261,14 @@ def simulate(
     from flows.bench.study_tables import policy_table
     from flows.bench.study_tasks import workload_json
 
+    prepare_outputs(plots, None, "simulate")
     run = run_simulate_bench(file, seed, tell)
     if plots is not None:
-        _tell_paths(plot_timelines([run], plots))
+        tell_paths(plot_timelines([run], plots))
     if json:
         print_json(workload_json(run))
     else:
-        print_line(f"{run.name}: density {run.density:.2f}, optimum {run.optimum_s:,.0f} s")
+        print_line(f"{run.name}: density {run.density:.2f}, optimum {duration_text(run.optimum_s)}")
         print_table(*policy_table(run))
 
 
@@ -285,26 +297,3 @@ def _sizes(
 
 def _command(name: str, seeds: Sequence[int], hours: float) -> str:
     return f"blend bench {name} --hours {hours:g} --seed {seeds[0]} --seeds {len(seeds)}"
-
-
-def _write(
-    path: Path | None, section: str, command: str, tables: "Sequence[Table]", data: str | None = None
-) -> None:
-    if path is None:
-        return
-    from flows.bench.study_tables import write_section
-
-    write_section(path, section, command, tables, f"Lengths: {data}." if data else "")
-    tell(f"wrote {path}")
-
-
-def _print(tables: "Sequence[Table]", data: str) -> None:
-    print_line(f"lengths: {data}")
-    for table in tables:
-        print_line("")
-        print_table(*table)
-
-
-def _tell_paths(paths: Sequence[Path]) -> None:
-    for path in paths:
-        tell(f"drew {path}")

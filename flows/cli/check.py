@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from blend_core.errors import ConfigurationError
+from blend_core.wording import count_text
+from flows.cli.numbers import MAX_TOKENS
 from flows.cli.output import Json, print_json, print_line, tell
 
 Source = Annotated[
@@ -36,29 +38,40 @@ def register(app: typer.Typer) -> None:
 def validate(
     source: Source,
     model: Annotated[
-        str | None, typer.Option(help="Refuse requests that ask for another model, as `strict_model` does.")
+        str | None,
+        typer.Option(
+            help="Check as a job of this model with `strict_model` does: other models are refused, and prompts "
+            "are tokenised and their lengths checked if it is a model of the store or a folder here."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
     """Check a request file line by line.
 
     Prints each bad line (or row, of Parquet) with its number, code and reason. Needs neither services nor a
-    model. Blank lines do not count. Prompts too long for a model are found when the job runs.
+    model. Blank lines do not count. How many tokens a prompt has, only the model's tokenizer knows:
+    prompts too long for it are found with --model where its files are here, else when the job runs.
 
     \b
     Examples:
       blend validate requests.jsonl
       blend validate requests.jsonl.gz --json
-      blend validate requests.parquet
+      blend validate requests.parquet --model smollm2-135m
     """
     from flows.cli.source_items import source_items
-    from flows.dry_run.lines import checked_items
+    from flows.dry_run.lines import checked_items, tokenised_items
+    from flows.dry_run.model import find_tokenizer
     from flows.ingest.parse import ParseOptions
+    from flows.settings import load_settings
 
     options = ParseOptions(model or "", strict_model=model is not None)
+    found = None if model is None else find_tokenizer(load_settings(), model)
+    lines = checked_items(source_items(source, options))
+    if found is not None:
+        lines = tokenised_items(lines, found.tokenizer, found.max_model_len)
     errors: list[dict[str, Any]] = []
     total = 0
-    for line in checked_items(source_items(source, options)):
+    for line in lines:
         total += 1
         if line.code is not None:
             errors.append(
@@ -78,6 +91,7 @@ def validate(
                 "total": total,
                 "valid": total - len(errors),
                 "invalid": len(errors),
+                "lengths_checked": found is not None,
                 "error_codes": dict(codes.most_common()),
                 "errors": errors,
             }
@@ -86,7 +100,10 @@ def validate(
     for error in errors:
         name = f" ({error['custom_id']})" if error["custom_id"] is not None else ""
         print_line(f"line {error['line']}{name}: {error['code']}: {error['reason']}")
-    print_line(f"{total:,} requests: {total - len(errors):,} valid, {len(errors):,} invalid")
+    print_line(
+        f"{count_text(total, 'request')}: {total - len(errors):,} valid, {len(errors):,} invalid"
+        f"{'' if found is not None else _lengths_untold(model)}"
+    )
 
 
 def plan(
@@ -129,13 +146,17 @@ def plan(
     expected_output_tokens: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Mean length of the answers; by default half of each `max_tokens`."
+            min=1,
+            max=MAX_TOKENS,
+            metavar="N",
+            help="Mean length of the answers; by default half of each `max_tokens`.",
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
+            max=MAX_TOKENS,
             help="Longest answer of a request that does not say `max_tokens`; default: the job's, or 256.",
         ),
     ] = None,
@@ -240,6 +261,13 @@ def plan(
         print_json(plan_json(report))
     else:
         print_line(plan_text(report))
+
+
+def _lengths_untold(model: str | None) -> str:
+    """Why the lengths of prompts were not checked, behind a count."""
+    if model is None:
+        return "; lengths of prompts are not checked without --model"
+    return f"; lengths of prompts are not checked, {model} is not here with its tokenizer"
 
 
 def _notes(clock: Callable[[], float]) -> Callable[[str], None]:

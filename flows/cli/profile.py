@@ -1,10 +1,12 @@
 """`blend profile`: measure what this machine can do."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from blend_core.errors import ConfigurationError
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 
 
@@ -35,6 +37,8 @@ def profile(
     from blend_core.device_measure import measure_cpu_profile
     from blend_core.specs import save_device_profile
 
+    if save is not None:
+        _check_file(save)
     tell("Measuring this CPU…")
     measured = measure_cpu_profile(save.stem if save is not None else "this-cpu")
     if save is not None:
@@ -55,3 +59,18 @@ def profile(
     )
     if save is not None:
         print_line(f"Saved as {save}; use it with BLEND_ENGINE__DEVICE_PROFILE={save}")
+
+
+def _check_file(path: Path) -> None:
+    """Refuses what could not be written or read back before anything is measured."""
+    from blend_core.specs import is_profile_name
+
+    if path.suffix != ".toml" or not is_profile_name(path.stem):
+        raise ConfigurationError(
+            f"--save {str(path)!r} cannot name a profile; name a file FILE.toml of a short, printable name."
+        )
+    folder = path.parent
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK) or path.is_dir():
+        raise ConfigurationError(
+            f"--save {path} cannot be written; name a file in a folder that is there and yours to write in."
+        )

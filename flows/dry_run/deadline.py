@@ -9,6 +9,7 @@ from typing import Final
 from blend_core.errors import ConfigurationError
 
 MAX_NUM_REPLICAS: Final = 64
+MAX_DEADLINE_S: Final = 3_650 * 86_400.0
 LEAST_GROWTH: Final = 1.25
 """Factor between two numbers of replicas that are tried, at least: each try is a simulation."""
 
@@ -21,13 +22,15 @@ def seconds_of(text: str) -> float:
     """Reads a stretch of time such as `6h`, `90m`, `1h30m` or `45s`.
 
     Raises:
-        ConfigurationError: it is written in another way, or nothing is left of it.
+        ConfigurationError: it is written in another way, is nothing, or more than ten years.
     """
     seconds = 0.0
     if _DEADLINE.match(text):
         seconds = sum(float(number) * _SECONDS[unit] for number, unit in _PART.findall(text))
-    if seconds <= 0:
-        raise ConfigurationError(f"{text!r} is no deadline; write it as 6h, 90m, 1h30m or 45s.")
+    if not 0 < seconds <= MAX_DEADLINE_S:
+        raise ConfigurationError(
+            f"{text!r} is no deadline; write it as 6h, 90m, 1h30m or 45s, at most 3650d."
+        )
     return seconds
 
 
@@ -71,7 +74,7 @@ def replicas_for(
         wanted = max(number * durations[number] / deadline_s, number + 1)
         if number > 1:
             wanted = max(wanted, number * LEAST_GROWTH)
-        number = min(math.ceil(wanted), max_num_replicas)
+        number = math.ceil(min(wanted, max_num_replicas))
     while number - late > 1:
         middle = (number + late) // 2
         durations[middle] = duration_of(middle)

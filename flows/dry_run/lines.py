@@ -1,11 +1,14 @@
 """Lines and rows of sources with every fault that a job would make an error row of."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from blend_core.errors import RequestError, RequestErrorCode
+from blend_core.tokenizing import TokenIds, Tokenizer
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
+from flows.ingest.encoding import encode_drafts, fitted_sampling
 
 LINES_AT_ONCE = 4096
 
@@ -39,3 +42,28 @@ def checked_items(batches: Iterable[Sequence[SourceItem]]) -> Iterator[CheckedLi
                 yield CheckedLine(item.source_line, item.custom_id, None, error.code, error.message)
             else:
                 yield CheckedLine(item.source_line, item.custom_id, item.parsed, None, "")
+
+
+def tokenised_items(
+    lines: Iterable[CheckedLine], tokenizer: Tokenizer, max_model_len: int
+) -> Iterator[CheckedLine]:
+    """The lines with what a job of that model finds when it tokenises them: prompts too long among it."""
+    checked = iter(lines)
+    while batch := list(islice(checked, LINES_AT_ONCE)):
+        encoded = encode_drafts([line.draft for line in batch if line.draft is not None], tokenizer)
+        for line in batch:
+            if line.draft is None:
+                yield line
+                continue
+            error = _error_of(line.draft, next(encoded), max_model_len)
+            if error is None:
+                yield line
+            else:
+                yield replace(line, draft=None, code=error.code, reason=error.message)
+
+
+def _error_of(draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int) -> RequestError | None:
+    if isinstance(token_ids, RequestError):
+        return token_ids
+    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
+    return sampling if isinstance(sampling, RequestError) else None

@@ -1,7 +1,9 @@
 """A model for a dry run: its sizes, and its tokenizer where its files are here."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from blend_core.errors import ConfigurationError
 from blend_core.model_store import ModelStore
 from blend_core.specs import ModelSpec, load_model_spec, model_spec_preset, model_spec_preset_names
 from blend_core.tokenizing import Tokenizer
@@ -24,15 +26,48 @@ def find_model(settings: Settings, name: str, *, with_tokenizer: bool) -> tuple[
     """
     store = ModelStore(settings.home / "models")
     recorded_name: str | None = name
-    if name in {entry.name for entry in store.list()}:
+    known = [entry.name for entry in store.list()]
+    presets = model_spec_preset_names()
+    if name in known:
         folder = store.resolve(name)
     elif Path(name).expanduser().is_dir():
         folder, recorded_name = Path(name).expanduser(), None
-    elif name in model_spec_preset_names():
+    elif name in presets:
         return model_spec_preset(name), None
     else:
-        folder = store.resolve(name)
+        raise ConfigurationError(
+            f"There is no model {name!r}; name a preset, which needs no files ({', '.join(presets)}), a Hugging "
+            f"Face folder, or one that `blend model add` made known ({', '.join(known) or 'none yet'})."
+        )
     dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
     has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
     spec = load_model_spec(folder, dtype, recorded_name)
     return spec, Tokenizer(folder) if has_tokenizer else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """What tells whether a prompt fits a model.
+
+    Attributes:
+        tokenizer: the model's own.
+        max_model_len: longest prompt plus answer, in tokens.
+    """
+
+    tokenizer: Tokenizer
+    max_model_len: int
+
+
+def find_tokenizer(settings: Settings, name: str) -> ModelTokenizer | None:
+    """Returns what tells whether prompts fit a model of the store or a folder; None where it is not here.
+
+    Any name is a model's: jobs may run it elsewhere, so that not to have it is no error.
+
+    Raises:
+        ConfigurationError: the model is here, and the formulas do not cover it or its files are incomplete.
+    """
+    known = {entry.name for entry in ModelStore(settings.home / "models").list()}
+    if name not in known and not Path(name).expanduser().is_dir():
+        return None
+    spec, tokenizer = find_model(settings, name, with_tokenizer=True)
+    return None if tokenizer is None else ModelTokenizer(tokenizer, spec.max_model_len)

@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from blend_core.wording import count_text, duration_text, seconds_text
 from flows.dry_run.deadline import MAX_NUM_REPLICAS
 from flows.dry_run.forecast import DeadlineForecast, Forecast
 from flows.dry_run.histogram import DensityBin
@@ -53,7 +54,7 @@ def plan_text(report: PlanReport) -> str:
     expected = told.expected
     counted = "" if report.counted_with_tokenizer else " (four bytes of text taken for a token)"
     rows = [
-        ("requests", f"{summary.num_requests:,} to run, {report.num_bad:,} bad lines"),
+        ("requests", f"{summary.num_requests:,} to run, {count_text(report.num_bad, 'bad line')}"),
         (
             "tokens",
             f"{summary.num_prompt_tokens:,} of prompts{counted}, "
@@ -92,7 +93,10 @@ def plan_text(report: PlanReport) -> str:
             )
         )
     if expected.num_refused:
-        rows.append(("too large", f"{expected.num_refused:,} requests need more KV than there is"))
+        need = "needs" if expected.num_refused == 1 else "need"
+        rows.append(
+            ("too large", f"{count_text(expected.num_refused, 'request')} {need} more KV than there is")
+        )
     facts = "\n".join(f"{name:<10}{text}" for name, text in rows)
     return f"{facts}\n\n{policy_table(told)}\n\n{density_chart(told.density_bins)}"
 
@@ -129,20 +133,6 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
     }
 
 
-def duration_text(seconds: float) -> str:
-    """A duration in its two largest units: `2 h 05 min`, `3 min 20 s`, `4.2 s`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02} min"
-    days, hours = divmod(round(seconds / 3600), 24)
-    return f"{days} d {hours:02} h"
-
-
 def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
     """What the answers' lengths rest on, in one sentence."""
     hidden = len(lengths.actual) - lengths.num_preset
@@ -162,7 +152,8 @@ def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
         return "every answer's length is fixed by its request"
     which = "answers" if lengths.num_preset == 0 else f"the {hidden:,} answers of no fixed length"
     if lengths.basis is LengthBasis.EXPECTED:
-        return f"{which} have {expected_tokens:,} tokens in the mean, and none more than its max_tokens"
+        mean = count_text(expected_tokens or 0, "token")
+        return f"{which} have {mean} in the mean, and none more than its max_tokens"
     return (
         f"{which} have any length up to their max_tokens, half of it in the mean; "
         "say --expected-output-tokens if you know better"
@@ -183,7 +174,7 @@ def policy_table(told: Forecast) -> str:
         (
             entry.policy,
             duration_text(entry.estimated_duration_s),
-            f"{entry.estimated_duration_s:,.1f}",
+            seconds_text(entry.estimated_duration_s, num_decimals=1),
             percent_text(entry.fraction_of_optimum),
             percent_text(entry.prefix_sharing),
             percent_text(entry.simulated_sharing),
@@ -226,8 +217,7 @@ def deadline_text(found: DeadlineForecast) -> str:
             f"no number of replicas up to {found.max_num_replicas} is done within {limit}: "
             f"{found.max_num_replicas} take {takes}; {reason}"
         )
-    replicas = "1 replica" if found.num_replicas == 1 else f"{found.num_replicas} replicas"
-    devices = "1 device" if found.num_devices == 1 else f"{found.num_devices} devices"
+    replicas, devices = count_text(found.num_replicas, "replica"), count_text(found.num_devices, "device")
     return f"{devices} ({replicas}) for {limit}: the slowest takes {takes} under {found.policy}"
 
 

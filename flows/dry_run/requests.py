@@ -1,6 +1,6 @@
 """Requests as a planner reads them, from lines that were checked."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,6 +12,7 @@ from blend_core.request import RequestArrays
 from blend_core.tokenizing import Tokenizer
 from flows.dry_run.lines import LINES_AT_ONCE, CheckedLine
 from flows.ingest.draft import Draft
+from flows.ingest.encoding import encode_drafts, fitted_sampling
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that stand for a token where nothing is tokenised."""
@@ -58,18 +59,20 @@ def read_requests(
         num_lines += len(batch)
         drafts = [line.draft for line in batch if line.draft is not None]
         encoded = (
-            _encode(drafts, tokenizer) if tokenizer is not None else [_pieces(draft) for draft in drafts]
+            encode_drafts(drafts, tokenizer)
+            if tokenizer is not None
+            else (_pieces(draft) for draft in drafts)
         )
         fitting = []
         for draft, token_ids in zip(drafts, encoded, strict=True):
             if isinstance(token_ids, RequestError) or len(token_ids) == 0:
                 continue
-            room = max_model_len - len(token_ids)
-            if room < max(1, draft.sampling.min_tokens):
+            sampling = fitted_sampling(draft, len(token_ids), max_model_len)
+            if isinstance(sampling, RequestError):
                 continue
             fitting.append(token_ids)
             templates.append(draft.prompt_template)
-            bounds.append((draft.sampling.min_tokens, min(draft.sampling.max_tokens, room)))
+            bounds.append((sampling.min_tokens, sampling.max_tokens))
         # One array a batch: hundreds of thousands of small ones would cost more than their tokens.
         if fitting:
             tokens.append(np.concatenate(fitting))
@@ -84,25 +87,6 @@ def read_requests(
         max_tokens=np.ascontiguousarray(limits[:, 1]),
     )
     return DryRequests(arrays, num_lines - len(lengths), tuple(templates))
-
-
-def _encode(drafts: Sequence[Draft], tokenizer: Tokenizer) -> list[npt.NDArray[np.int32] | RequestError]:
-    chats = [draft for draft in drafts if draft.messages is not None]
-    texts = [draft for draft in drafts if draft.prompt is not None]
-    encoded_chats = iter(
-        tokenizer.encode_chat(
-            [draft.messages or [] for draft in chats], [draft.template_kwargs for draft in chats]
-        )
-    )
-    encoded_texts = iter(tokenizer.encode_completion([draft.prompt or "" for draft in texts]))
-    return [
-        next(encoded_chats)
-        if draft.messages is not None
-        else next(encoded_texts)
-        if draft.prompt is not None
-        else tokenizer.check_token_ids(draft.prompt_token_ids or [])
-        for draft in drafts
-    ]
 
 
 def _pieces(draft: Draft) -> npt.NDArray[np.int32]:

@@ -191,7 +191,9 @@ def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:
         PlanError: there is no request.
     """
     if len(requests) == 0:
-        raise PlanError("No line holds a request that can be planned; `blend validate` names each fault.")
+        raise PlanError(
+            "No line holds a request that can be planned; `blend validate --model NAME` names each fault."
+        )
     return build_prefix_tree(requests, target.limits.block_size)
 
 

@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
 
-from blend_core.errors import RequestError, RequestErrorCode
+from blend_core.errors import RequestError
 from blend_core.request import Request
 from blend_core.tokenizing import TokenIds, Tokenizer
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
+from flows.ingest.encoding import encode_drafts, fitted_sampling
 from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestRow, RequestWriter
 
@@ -124,53 +125,27 @@ def number_items(
     seq = first_seq
     for batch in batches:
         items = duplicates.apply(batch)
-        encoded = _encode([item.parsed for item in items if isinstance(item.parsed, Draft)], tokenizer)
+        encoded = encode_drafts([item.parsed for item in items if isinstance(item.parsed, Draft)], tokenizer)
         numbered = []
         for item in items:
             outcome: Request | RequestError
             if isinstance(item.parsed, RequestError):
                 outcome = item.parsed
             else:
-                outcome = _fit(seq, item.parsed, next(encoded), max_model_len)
+                outcome = _request(seq, item.parsed, next(encoded), max_model_len)
             numbered.append(NumberedItem(item, seq, outcome))
             seq += 1
         yield numbered
 
 
-def _encode(drafts: Sequence[Draft], tokenizer: Tokenizer) -> Iterator[TokenIds | RequestError]:
-    """Token ids in the order of the drafts; each kind of prompt is encoded as one batch."""
-    chats = [draft for draft in drafts if draft.messages is not None]
-    texts = [draft.prompt for draft in drafts if draft.prompt is not None]
-    encoded_chats = iter(
-        tokenizer.encode_chat(
-            [draft.messages or [] for draft in chats], [draft.template_kwargs for draft in chats]
-        )
-    )
-    encoded_texts = iter(tokenizer.encode_completion(texts))
-    for draft in drafts:
-        if draft.messages is not None:
-            yield next(encoded_chats)
-        elif draft.prompt is not None:
-            yield next(encoded_texts)
-        else:
-            yield tokenizer.check_token_ids(draft.prompt_token_ids or [])
-
-
-def _fit(
+def _request(
     seq: int, draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int
 ) -> Request | RequestError:
     if isinstance(token_ids, RequestError):
         return token_ids
-    sampling = draft.sampling
-    room = max_model_len - len(token_ids)
-    if room < max(1, sampling.min_tokens):
-        return RequestError(
-            f"The prompt has {len(token_ids)} tokens and must leave room for {max(1, sampling.min_tokens)} "
-            f"of output; the model's context is {max_model_len} tokens.",
-            RequestErrorCode.PROMPT_TOO_LONG,
-        )
-    if sampling.max_tokens > room:
-        sampling = replace(sampling, max_tokens=room)
+    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
+    if isinstance(sampling, RequestError):
+        return sampling
     return Request(seq, token_ids, sampling, draft.lora_adapter)
 
 

@@ -13,6 +13,7 @@ from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate, with_simulation
+from blend_core.wording import count_text, duration_text
 from flows.stages.context import JobContext
 from storage.output_lengths import load_length_priors
 from storage.plans import next_revision, save_plan
@@ -46,7 +47,7 @@ def plan_job(context: JobContext) -> str:
     with open_request_shards(database, context.wiring.objects, context.job_id) as shards:
         requests = _refuse_too_large(context, shards.load_arrays(pending))
     if len(requests) == 0:
-        return f"nothing to run: the KV cache is too small for all {len(pending):,} requests"
+        return f"nothing to run: the KV cache is too small for all of {count_text(len(pending), 'request')}"
     priors = load_length_priors(database, context.job_id, context.spec.model, requests.seq)
     plan = plan_revision(context, requests, priors, samples={}, revision=0)
     num_refused = len(pending) - len(requests)
@@ -55,7 +56,7 @@ def plan_job(context: JobContext) -> str:
     num_ranks = len(context.wiring.rank_devices(context.spec))
     duration = ""
     if summary.estimated_duration_s is not None:
-        duration = f", about {summary.estimated_duration_s / num_ranks:,.0f} s"
+        duration = f", about {duration_text(summary.estimated_duration_s / num_ranks)}"
         if context.wiring.settings.engine.device_profile == GENERIC_PROFILE:
             duration += " on the generic CPU profile (`blend profile` measures this machine)"
     num_known = int((priors.telling() >= 0).sum())
@@ -63,8 +64,8 @@ def plan_job(context: JobContext) -> str:
     known = f", lengths of {num_known:,} known from earlier nights" if num_known else ""
     refused = f" ({num_refused:,} more are too large for the KV cache)" if num_refused else ""
     return (
-        f"{summary.num_requests:,} requests{refused}{known}{duration}, "
-        f"optimum {summary.optimum_s / num_ranks:,.0f} s{ranks}, "
+        f"{count_text(summary.num_requests, 'request')}{refused}{known}{duration}, "
+        f"optimum {duration_text(summary.optimum_s / num_ranks)}{ranks}, "
         f"density {summary.density:.2f}, prefix sharing {summary.prefix_sharing_planned:.0%} "
         f"of at best {summary.prefix_sharing_best:.0%}"
     )
@@ -134,10 +135,11 @@ def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestAr
         return requests
     with Recorder(wiring.database, wiring.objects, context.run) as recorder:
         for row in np.flatnonzero(too_large).tolist():
+            num_needed = count_text(int(needed[row]), "token")
             message = (
-                f"A prompt of {int(requests.num_prompt_tokens[row])} tokens and max_tokens of "
-                f"{int(requests.max_tokens[row])} need {int(needed[row])} tokens of KV cache, which holds "
-                f"{capacity}; lower max_tokens, or raise BLEND_ENGINE__KV_GIB."
+                f"A prompt of {count_text(int(requests.num_prompt_tokens[row]), 'token')} and max_tokens "
+                f"of {int(requests.max_tokens[row]):,} need {num_needed} of KV cache, "
+                f"which holds {capacity:,}; lower max_tokens, or raise BLEND_ENGINE__KV_GIB."
             )
             recorder.failed(
                 RequestFailed(

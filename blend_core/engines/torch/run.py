@@ -24,6 +24,7 @@ from blend_core.engines.windows import WindowAccumulator
 from blend_core.errors import EngineError, RequestErrorCode
 from blend_core.policies.factory import make_policy
 from blend_core.request import Request
+from blend_core.wording import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class Run:
         if len(token_ids) >= max_model_len:
             return (
                 RequestErrorCode.PROMPT_TOO_LONG,
-                f"The prompt has {len(token_ids)} tokens; the model takes at most {max_model_len - 1}.",
+                f"The prompt has {count_text(len(token_ids), 'token')}; "
+                f"the model takes at most {max_model_len - 1:,}.",
             )
         # The last token of an answer is never read, so it needs no KV.
         num_tokens = min(len(token_ids) + request.sampling.max_tokens, max_model_len) - 1
@@ -165,7 +167,8 @@ class Run:
         if num_tokens > capacity:
             return (
                 RequestErrorCode.REQUEST_TOO_LARGE,
-                f"Prompt and max_tokens need {num_tokens} tokens of KV cache, which holds {capacity}; "
+                f"Prompt and max_tokens need {count_text(num_tokens, 'token')} of KV cache, "
+                f"which holds {capacity:,}; "
                 "lower max_tokens or give the engine more KV cache.",
             )
         return None

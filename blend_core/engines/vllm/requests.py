@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT
 from blend_core.errors import RequestErrorCode
 from blend_core.request import Request
+from blend_core.wording import count_text
 
 Problem = tuple[RequestErrorCode, str]
 
@@ -45,15 +46,16 @@ class RequestRules:
         if len(token_ids) >= self.max_model_len:
             return (
                 RequestErrorCode.PROMPT_TOO_LONG,
-                f"The prompt has {len(token_ids)} tokens; the model takes at most {self.max_model_len - 1}.",
+                f"The prompt has {count_text(len(token_ids), 'token')}; "
+                f"the model takes at most {self.max_model_len - 1:,}.",
             )
         # The last token of an answer is never read, so it needs no KV.
         num_tokens = min(len(token_ids) + request.sampling.max_tokens, self.max_model_len) - 1
         if num_tokens > self.kv_capacity_tokens:
             return (
                 RequestErrorCode.REQUEST_TOO_LARGE,
-                f"Prompt and max_tokens need {num_tokens} tokens of KV cache, which holds "
-                f"{self.kv_capacity_tokens}; lower max_tokens or give the engine more KV cache.",
+                f"Prompt and max_tokens need {count_text(num_tokens, 'token')} of KV cache, which holds "
+                f"{self.kv_capacity_tokens:,}; lower max_tokens or give the engine more KV cache.",
             )
         if request.lora_adapter is not None and request.lora_adapter not in self.lora_adapters:
             return (
