@@ -187,8 +187,8 @@ def _refuse_uncovered_features(config: ModelConfig) -> None:
         window = config.count("sliding_window")
     if 0 < window < config.size("max_position_embeddings"):
         raise ConfigurationError(
-            f"Model {name} attends within a sliding window of {count_text(window, 'token')}, which is not supported; "
-            "use a model with full attention."
+            f"Model {name} attends within a sliding window of {count_text(window, 'token')}, which is not "
+            "supported; use a model with full attention."
         )
     if config.model_type.startswith("deepseek") and config.flag("attention_bias"):
         raise ConfigurationError(

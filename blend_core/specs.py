@@ -219,7 +219,7 @@ def save_device_profile(profile: DeviceProfile, path: Path) -> None:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"The profile cannot be written to {path} ({error.strerror}); name a file in a folder that is there."
+            f"The profile cannot be written to {path} ({error.strerror}); name a file in a folder of yours."
         ) from None
 
 

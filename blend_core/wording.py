@@ -9,7 +9,12 @@ def count_text(number: int, noun: str) -> str:
 
 
 def seconds_text(seconds: float, num_decimals: int = 0) -> str:
-    """Seconds as a plain number for a column: at least `num_decimals`, and three digits that tell something."""
+    """Seconds as a plain number for a column: with three digits that tell something.
+
+    Args:
+        seconds: the duration.
+        num_decimals: digits behind the point at least.
+    """
     if seconds <= 0 or not math.isfinite(seconds):
         return f"{seconds:g}"
     return f"{seconds:,.{max(num_decimals, 2 - math.floor(math.log10(seconds)))}f}"

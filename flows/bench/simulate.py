@@ -6,7 +6,6 @@ from pathlib import Path
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, run_workload, study_limits
 from blend_core.studies.workload_file import read_workload
-from blend_core.wording import count_text
 from flows.bench.study_tasks import study_model
 
 
@@ -24,7 +23,7 @@ def run_simulate_bench(path: Path, seed: int, tell: Callable[[str], None]) -> Wo
     largest = int(num_kv_tokens.argmax())
     if num_kv_tokens[largest] > limits.num_blocks * limits.block_size:
         raise ConfigurationError(
-            f"{path.name}: row {largest} needs {count_text(int(num_kv_tokens[largest]), 'token')} of KV and there "
+            f"{path.name}: row {largest} needs {num_kv_tokens[largest]:,} tokens of KV and there "
             f"are {limits.num_blocks * limits.block_size:,}; leave out what nothing can run."
         )
     return run_workload(workload, model, device, seed, told=tell)

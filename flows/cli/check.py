@@ -40,8 +40,8 @@ def validate(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Check as a job of this model with `strict_model` does: other models are refused, and prompts "
-            "are tokenised and their lengths checked if it is a model of the store or a folder here."
+            help="Check as a job of this model with `strict_model` does: other models are refused, and "
+            "prompts are tokenised and their lengths checked if it is a model of the store or a folder."
         ),
     ] = None,
     json: Json = False,

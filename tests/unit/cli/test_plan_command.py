@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from blend_core.specs import load_device_profile, save_device_profile
 from flows.dry_run.forecast import FORECAST_POLICIES
 
 BEGINNING = "A long common beginning. " * 40
@@ -212,6 +213,41 @@ def test_the_same_file_gives_the_same_plan(
     assert planned(file, *ON_A100) == planned(file, *ON_A100)
 
 
+def test_without_a_model_on_the_machine_the_default_one_is_planned_by_its_sizes(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    told = planned(write(*mixed_lines(4)))
+    assert told["model"] == "smollm2-135m"
+    assert not told["counted_with_tokenizer"]
+
+
+def test_a_deadline_of_a_moment_is_shown_as_one(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    file = write(*mixed_lines(2))
+    assert "is done within 1 ms" in blend("plan", file, *ON_A100, "--deadline", "0.001s").stdout
+    # So short that no number of replicas is a number.
+    never = blend("plan", file, *ON_A100, "--deadline", "0." + "0" * 310 + "1s")
+    assert never.status == 0, never.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("compute_flops_per_s = 1e-300", "has 1e-300 as compute_flops_per_s; make it a number from 1e+06"),
+        ("bandwidth_bytes_per_s = 1e300", "has 1e+300 as bandwidth_bytes_per_s; make it a number from 1e+06"),
+    ],
+)
+def test_a_profile_no_device_can_have_is_refused_by_field_value_and_range(
+    blend: Callable[..., Any], write: Callable[..., str], tmp_path: Path, line: str, named: str
+) -> None:
+    save_device_profile(load_device_profile("l4"), tmp_path / "mine.toml")
+    lines = (tmp_path / "mine.toml").read_text().splitlines()
+    kept = [text for text in lines if not text.startswith(line.split()[0])]
+    (tmp_path / "mine.toml").write_text("\n".join([*kept, line]))
+    ran = blend("plan", write(*mixed_lines(2)), "--model", "llama-3.1-8b", "--device", "mine.toml")
+    assert ran.status == 2
+    assert named in ran.stderr
+
+
 def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..., str]) -> None:
     ran = blend("plan", write(b"nope"), *ON_A100)
     assert ran.status == 1
@@ -228,7 +264,8 @@ def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..
         (("nowhere.yaml", *ON_A100), "nowhere.yaml"),
         (("nowhere.jsonl", "--device", "tpu", "--model", "llama-3.1-8b"), "a100-80g"),
         (("nowhere.jsonl", *ON_A100, "--deadline", "soon"), "90m"),
-        (("nowhere.jsonl", "--model", "gpt-0"), "gpt-0"),
+        (("nowhere.jsonl", *ON_A100, "--deadline", "9" * 400 + "d"), "at most 3650d"),
+        (("nowhere.jsonl", "--model", "gpt-0"), "preset, which needs no files (deepseek-v3, "),
     ],
 )
 def test_wrong_usage_is_one_sentence(

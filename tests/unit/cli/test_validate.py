@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.demo import DemoSize, demo_lines
+from tests.tiny_llama import make_tiny_llama
 
 
 def chat(custom_id: str, text: str, **body: object) -> bytes:
@@ -114,3 +115,27 @@ def test_a_table_of_other_columns_is_told_what_it_needs(blend: Callable[..., Any
     assert ran.status == 2
     assert "without the column `custom_id`" in ran.stderr
     assert "prompt template" in ran.stderr
+
+
+def test_prompts_that_a_model_cannot_take_are_reported_under_their_codes(
+    blend: Callable[..., Any], write: Callable[..., str], tmp_path: Path
+) -> None:
+    make_tiny_llama(tmp_path / "tiny")
+    room = json.loads((tmp_path / "tiny/config.json").read_text())["max_position_embeddings"]
+    ids = {"custom_id": "ids", "method": "POST", "url": "/v1/completions", "body": {"prompt": [-1]}}
+    path = write(chat("good", "hi"), chat("long", "abc " * room), json.dumps(ids).encode())
+    told = json.loads(blend("validate", path, "--model", "tiny", "--json").stdout)
+    assert told["lengths_checked"]
+    assert {error["line"]: error["code"] for error in told["errors"]}.items() >= {
+        2: "prompt_too_long"
+    }.items()
+    assert (told["valid"], told["invalid"]) == (1, 2)
+
+
+def test_it_says_where_lengths_were_not_checked(blend: Callable[..., Any], write: Callable[..., str]) -> None:
+    path = write(chat("1", "abc " * 100_000))
+    untold = "1 request: 1 valid, 0 invalid; lengths of prompts are not checked"
+    assert blend("validate", path).stdout == f"{untold} without --model\n"
+    named = blend("validate", path, "--model", "elsewhere").stdout
+    assert named == f"{untold}, elsewhere is not here with its tokenizer\n"
+    assert not json.loads(blend("validate", path, "--json").stdout)["lengths_checked"]

@@ -265,7 +265,15 @@ def test_spec_is_read_from_a_folder(tmp_path: Path) -> None:
         ({"quantization_config": {"bits": 4}}, "quantised"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
         ({"hidden_size": None}, "hidden_size"),
-        ({"vocab_size": "many"}, "vocab_size"),
+        ({"vocab_size": "many"}, "has 'many' as vocab_size; make it a whole number"),
+        ({"sliding_window": "4096"}, "has '4096' as sliding_window"),
+        ({"model_type": "mistral", "max_position_embeddings": "x", "sliding_window": 9}, "'x' as max_pos"),
+        ({"num_hidden_layers": 10**12}, "as num_hidden_layers; make it a whole number from 1 to 10,000"),
+        ({"hidden_size": 4096.0}, "has 4096.0 as hidden_size"),
+        ({"tie_word_embeddings": "false"}, "has 'false' as tie_word_embeddings; make it true or false"),
+        ({**DEEPSEEK_V3, "first_k_dense_replace": "x"}, "has 'x' as first_k_dense_replace"),
+        ({**DEEPSEEK_V3, "n_shared_experts": -1}, "has -1 as n_shared_experts"),
+        ({**QWEN3_30B, "mlp_only_layers": "0, 1"}, "as mlp_only_layers; make it a list of whole numbers"),
     ],
 )
 def test_what_the_formulas_do_not_cover_is_refused_by_name(change: dict[str, Any], named: str) -> None:
@@ -307,10 +315,14 @@ def test_saved_profile_is_read_back_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ("kv_capacity_bytes = 0", "kv_capacity_bytes"),
-        ('kv_capacity_bytes = "much"', "kv_capacity_bytes"),
-        ("kv_capacity_bytes = nan", "kv_capacity_bytes"),
-        ("", "kv_capacity_bytes"),
+        ("kv_capacity_bytes = 0", "has 0 as kv_capacity_bytes; make it a number from 1000 to 1e"),
+        ('kv_capacity_bytes = "much"', "has 'much' as kv_capacity_bytes; make it a number"),
+        ("kv_capacity_bytes = true", "has True as kv_capacity_bytes; make it a number"),
+        ("kv_capacity_bytes = nan", "has nan as kv_capacity_bytes"),
+        ("kv_capacity_bytes = inf", "has inf as kv_capacity_bytes"),
+        ("kv_capacity_bytes = 5e-324", "has 5e-324 as kv_capacity_bytes"),
+        ("kv_capacity_bytes = 1" + "0" * 400, "as kv_capacity_bytes"),
+        ("", "lacks kv_capacity_bytes"),
         ("kv_capacity_bytes = 1e9\nturbo = true", "turbo"),
         ("= =", "TOML"),
     ],
@@ -353,3 +365,17 @@ def test_attention_efficiency_of_a_measured_profile_is_kv_read_over_the_bandwidt
     fast = measured(attention_s=0.5)
     assert fast.bandwidth_bytes_per_s == 2 * 786_432
     assert fast.attention_bandwidth_efficiency == 1.0
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\0b", "x" * 101])
+def test_a_profile_has_a_name_of_one_short_line(tmp_path: Path, name: str) -> None:
+    save_device_profile(replace(load_device_profile("cpu"), name=name), tmp_path / "bad.toml")
+    with pytest.raises(ConfigurationError, match="as name; make it one line of 1 to 100 characters"):
+        load_device_profile(str(tmp_path / "bad.toml"))
+
+
+def test_a_profile_that_cannot_be_read_or_written_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_device_profile(str(tmp_path / "nowhere.toml"))
+    with pytest.raises(ConfigurationError, match="name a file in a folder"):
+        save_device_profile(load_device_profile("cpu"), tmp_path / "nowhere" / "mine.toml")

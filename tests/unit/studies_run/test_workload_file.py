@@ -57,16 +57,18 @@ def test_pairs_may_be_structs(tmp_path):
         ({"num_prompt_tokens": [63, 130, 50]}, "more tokens than its prompt"),
         ({"num_output_tokens": [0, 900, 7]}, "from 1 to"),
         ({"num_output_tokens": [1 << 40, 900, 7]}, "from 1 to"),
-        ({"num_output_tokens": [None, 900, 7]}, "without gaps"),
+        ({"num_output_tokens": [None, 900, 7]}, "null in 1 row;"),
         ({"num_output_tokens": [1.5, 900.0, 7.0]}, "whole numbers"),
-        ({"preset": [False, None, True]}, "true or false"),
-        ({"preset": ["false", "true", "false"]}, "true or false"),
-        ({"prefix_path": [[7, 64], [7], []]}, "row 0 has to be a list of pairs"),
+        ({"preset": [False, None, True]}, "null in 1 row; make it true or false"),
+        ({"preset": ["false", "true", "false"]}, "preset is string; make it true or false"),
+        ({"prefix_path": [[7, 64], [7], []]}, "make it lists of pairs"),
         ({"prefix_path": [[], [[7, 64, 1]], []]}, "row 1 has to be a list of pairs"),
         ({"prefix_path": [[[7, None]], [], []]}, "list of pairs"),
         ({"prefix_path": [[[7, 0]], [], []]}, "at least 1"),
         ({"prefix_path": [[None], [], []]}, "list of pairs"),
-        ({"prefix_path": [7, 8, 9]}, "list of pairs"),
+        ({"prefix_path": [7, 8, 9]}, "prefix_path is int64; make it lists of pairs"),
+        ({"prefix_path": [[{"id": True, "tokens": 9}], [], []]}, "id: bool"),
+        ({"prefix_path": [[[7, 1]], [[7, 3]], []]}, "has 3 tokens and had 1 before"),
         ({"prefix_path": [[[7, 64]], [[8, 2], [7, 66]], []]}, "row 1 has 66 tokens and had 64 before"),
     ],
 )
@@ -75,15 +77,33 @@ def test_what_cannot_be_is_refused(tmp_path, change, message):
         read_workload(write(tmp_path / "w.parquet", **ROWS | change))
 
 
-def test_a_file_without_the_columns_is_refused(tmp_path):
-    path = write(tmp_path / "w.parquet", num_prompt_tokens=[1])
-    with pytest.raises(ConfigurationError, match="prefix_path"):
+def test_each_way_not_to_be_a_workload_has_a_sentence_of_its_own(tmp_path):
+    path = write(tmp_path / "w.parquet", num_prompt_tokens=[1], num_output_tokens=[1], preset=[True])
+    with pytest.raises(ConfigurationError, match="has no column prefix_path; add it: lists of pairs"):
         read_workload(path)
     (tmp_path / "text.parquet").write_text("no table")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ConfigurationError, match="is no Parquet file"):
         read_workload(tmp_path / "text.parquet")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_workload(tmp_path / "missing.parquet")
+    (tmp_path / "empty.parquet").touch()
+    with pytest.raises(ConfigurationError, match="is no Parquet file"):
+        read_workload(tmp_path / "empty.parquet")
+    for place in (tmp_path / "missing.parquet", tmp_path):
+        with pytest.raises(ConfigurationError, match="There is no file"):
+            read_workload(place)
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    names = ["preset", *ROWS]
+    columns = [pa.array(ROWS[name]) for name in names]
+    pq.write_table(pa.Table.from_arrays(columns, names=names), tmp_path / "w.parquet")
+    with pytest.raises(ConfigurationError, match="has the column preset 2 times"):
+        read_workload(tmp_path / "w.parquet")
+
+
+def test_a_number_out_of_range_is_named_with_its_row(tmp_path):
+    path = write(tmp_path / "w.parquet", **ROWS | {"num_output_tokens": [900, -3, 7]})
+    with pytest.raises(ConfigurationError, match="num_output_tokens of row 1 is -3; make it 1 to"):
+        read_workload(path)
 
 
 def test_an_empty_file_is_refused(tmp_path):

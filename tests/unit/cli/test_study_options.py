@@ -1,0 +1,56 @@
+"""What `blend bench` refuses before its work, which may take hours, begins."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STUDIES = ("policy", "paper", "grid", "traces", "ablation", "ranks")
+
+
+@pytest.mark.parametrize("study", [*STUDIES, "simulate", "plan"])
+def test_a_seed_below_0_is_wrong_usage(blend: Callable[..., Any], study: str) -> None:
+    file = ("tonight.parquet",) if study == "simulate" else ()
+    ran = blend("bench", study, *file, "--seed", "-1")
+    assert ran.status == 2
+    assert "--seed" in ran.stderr
+    assert "Unexpected" not in ran.stderr
+
+
+@pytest.mark.parametrize("hours", ["nan", "inf", "-1"])
+def test_hours_are_a_number_of_hours(blend: Callable[..., Any], hours: str) -> None:
+    ran = blend("bench", "paper", "--hours", hours)
+    assert ran.status == 2
+    assert "--hours" in ran.stderr
+
+
+@pytest.mark.parametrize("study", ["policy", "paper", "grid", "traces", "ranks", "simulate"])
+def test_plots_that_have_no_place_are_refused_before_the_work(
+    blend: Callable[..., Any], tmp_path: Path, study: str
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    file = ("tonight.parquet",) if study == "simulate" else ()
+    ran = blend("bench", study, *file, "--plots", "taken")
+    assert ran.status == 2
+    assert ran.stderr == (
+        "blend: Plots cannot be written to taken (File exists); let --plots name a folder of yours.\n"
+    )
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_tables_that_have_no_place_are_refused_before_the_work(
+    blend: Callable[..., Any], tmp_path: Path, study: str
+) -> None:
+    assert "is no text file" in blend("bench", study, "--write-docs", "nowhere.md").stderr
+    (tmp_path / "studies.md").write_text("no marks")
+    ran = blend("bench", study, "--write-docs", "studies.md")
+    assert ran.status == 2
+    assert ran.stderr.startswith(f"blend: studies.md has no lines <!-- {study} begins -->")
+
+
+def test_a_profile_that_has_no_place_is_refused_before_it_is_measured(blend: Callable[..., Any]) -> None:
+    for name in ("nowhere/cpu.toml", "cpu.txt"):
+        ran = blend("profile", "--save", name)
+        assert ran.status == 2
+        assert "Measuring" not in ran.stderr
