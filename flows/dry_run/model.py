@@ -36,8 +36,9 @@ def find_model(settings: Settings, name: str, *, with_tokenizer: bool) -> tuple[
         return model_spec_preset(name), None
     else:
         raise ConfigurationError(
-            f"There is no model {name!r}; name a preset, which needs no files ({', '.join(presets)}), "
-            f"a Hugging Face folder, or one that `blend model add` made known ({', '.join(known) or 'none yet'})."
+            f"There is no model {name!r}; name a preset, which needs no files "
+            f"({', '.join(presets)}), a Hugging Face folder, or one that `blend model add` made known "
+            f"({', '.join(known) or 'none yet'})."
         )
     dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
     has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
