@@ -123,8 +123,8 @@ def _counts(path: Path, table: pa.Table, name: str) -> Ints:
     wrong = np.flatnonzero((counts < 1) | (counts > MAX_COUNT))
     if len(wrong):
         raise ConfigurationError(
-            f"{path.name}: {name} of row {wrong[0]} is {column[int(wrong[0])].as_py()}; make it 1 to "
-            f"{MAX_COUNT:,} in every row."
+            f"{path.name}: {name} of row {wrong[0]} is {column[int(wrong[0])].as_py()}; give every row a "
+            f"number from 1 to {MAX_COUNT:,}."
         )
     return counts
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from blend_core.errors import RequestError, RequestErrorCode
-from blend_core.request import SamplingParameters
+from blend_core.request import SamplingParams
 from blend_core.tokenizing import TokenIds, Tokenizer
 from blend_core.wording import count_text
 from flows.ingest.draft import Draft
@@ -31,7 +31,7 @@ def encode_drafts(drafts: Sequence[Draft], tokenizer: Tokenizer) -> Iterator[Tok
 
 def fitted_sampling(
     draft: Draft, num_prompt_tokens: int, max_model_len: int
-) -> SamplingParameters | RequestError:
+) -> SamplingParams | RequestError:
     """The draft's sampling parameters with `max_tokens` cut to the room that is left, or PROMPT_TOO_LONG.
 
     A prompt needs room for itself and at least one output token, or `min_tokens` where that is more.

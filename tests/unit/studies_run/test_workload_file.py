@@ -102,7 +102,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 
 def test_a_number_out_of_range_is_named_with_its_row(tmp_path):
     path = write(tmp_path / "w.parquet", **ROWS | {"num_output_tokens": [900, -3, 7]})
-    with pytest.raises(ConfigurationError, match="num_output_tokens of row 1 is -3; make it 1 to"):
+    with pytest.raises(ConfigurationError, match="num_output_tokens of row 1 is -3; give every row a number"):
         read_workload(path)
 
 
