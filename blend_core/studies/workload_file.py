@@ -89,27 +89,30 @@ def _is_path(found: pa.DataType) -> bool:
     """Whether a column may hold paths; a column of nulls alone holds those without segments."""
     if pa.types.is_map(found):
         return _is_segment(found.key_type) and pa.types.is_integer(found.item_type)
-    if not _is_list(found):
-        return bool(pa.types.is_null(found))
-    pair = found.value_type
+    pair = _element_type(found)
+    if pair is None:
+        return pa.types.is_null(found)
     if pa.types.is_struct(pair):
-        return bool(
+        return (
             pair.num_fields == 2
             and _is_segment(pair.field(0).type)
             and pa.types.is_integer(pair.field(1).type)
         )
-    if _is_list(pair):
-        return bool(pa.types.is_integer(pair.value_type) or pa.types.is_null(pair.value_type))
-    return bool(pa.types.is_null(pair))
+    of_pair = _element_type(pair)
+    if of_pair is None:
+        return pa.types.is_null(pair)
+    return pa.types.is_integer(of_pair) or pa.types.is_null(of_pair)
 
 
-def _is_list(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found))
+def _element_type(found: pa.DataType) -> pa.DataType | None:
+    """What lists of any kind hold; None for what is no list."""
+    if pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found):
+        return found.value_type
+    return None
 
 
 def _is_segment(found: pa.DataType) -> bool:
-    return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_integer(found))
+    return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_integer(found)
 
 
 def _counts(path: Path, table: pa.Table, name: str) -> Ints:

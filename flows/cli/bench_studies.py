@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from blend_core.wording import duration_text
-from flows.cli.numbers import MAX_SEED, not_nan
+from flows.cli.numbers import MAX_SEED
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 from flows.cli.study_output import prepare_outputs, print_tables, tell_paths, write_tables
 
@@ -19,7 +19,7 @@ Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="First seed.")]
 Seeds = Annotated[int | None, typer.Option(min=1, max=1_000, help="Number of seeds to take the mean of.")]
 Hours = Annotated[
     float | None,
-    typer.Option(min=0.01, max=1_000, callback=not_nan, help="Practical optimum of each workload."),
+    typer.Option(min=0.01, max=1_000, help="Practical optimum of each workload."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
 Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
