@@ -107,7 +107,8 @@ def _is_path(found: pa.DataType) -> bool:
 def _element_type(found: pa.DataType) -> pa.DataType | None:
     """What lists of any kind hold; None for what is no list."""
     if pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found):
-        return found.value_type
+        element: pa.DataType = found.value_type
+        return element
     return None
 
 
