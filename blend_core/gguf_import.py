@@ -6,22 +6,24 @@ The folder gets `config.json`, `generation_config.json`, `model.safetensors`, `t
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import ConfigurationError
 
-_SPECIAL_TOKEN_TYPES = (3, 4)  # GGUF token types: control and user-defined
-_PRE_TOKENIZERS_WITH_SINGLE_DIGITS = ("smollm",)
+_SPECIAL_TOKEN_TYPES: Final = (3, 4)
+"""GGUF token types: control and user-defined."""
 
-_OUTER_TENSORS = {
+_PRE_TOKENIZERS_WITH_SINGLE_DIGITS: Final = ("smollm",)
+
+_OUTER_TENSORS: Final = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER_TENSORS = {
+_LAYER_TENSORS: Final = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
     "attn_k.weight": "self_attn.k_proj.weight",
@@ -35,7 +37,7 @@ _LAYER_TENSORS = {
 
 
 def convert_gguf(gguf_file: Path, folder: Path) -> None:
-    """Write the Hugging Face folder of a GGUF file.
+    """Writes the Hugging Face folder of a GGUF file.
 
     Args:
         gguf_file: a model of the Llama architecture with a byte-level BPE tokenizer.

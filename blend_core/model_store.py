@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from blend_core.errors import ConfigurationError
 from blend_core.wheel_model import WHEEL_MODELS, build_wheel_model
 
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class ModelStore:
         self._folder = folder
 
     def add(self, name_or_path: str | Path) -> ModelEntry:
-        """Make a model known, and fetch or build its folder where needed.
+        """Makes a model known, and fetches or builds its folder where needed.
 
         Adding a known model again changes nothing.
 
@@ -162,7 +163,7 @@ class ModelStore:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Check that a folder holds what tokenizing and the engines read: config, weights and tokenizer.
+    """Checks that a folder holds what tokenizing and the engines read: config, weights and tokenizer.
 
     Raises:
         ConfigurationError: names the folder and the first thing missing.

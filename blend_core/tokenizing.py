@@ -33,7 +33,7 @@ class Tokenizer:
     __slots__ = ("_fast", "_reserved_kwargs", "_tokenizer", "bos_token_id", "vocab_size")
 
     def __init__(self, folder: Path) -> None:
-        """Load the tokenizer of a Hugging Face folder.
+        """Loads the tokenizer of a Hugging Face folder.
 
         Raises:
             ConfigurationError: the folder has no tokenizer that can be loaded, or not a fast one.

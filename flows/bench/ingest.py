@@ -56,7 +56,7 @@ class IngestBench:
 
 
 def run_ingest_bench(wiring: Wiring, num_requests: int, tell: Callable[[str], None]) -> IngestBench:
-    """Upload generated lines, read them back, and remove them again.
+    """Uploads generated lines, reads them back, and removes them again.
 
     Args:
         wiring: the object store, and the models: the demo model is added where it is missing.
@@ -90,7 +90,7 @@ def run_ingest_bench(wiring: Wiring, num_requests: int, tell: Callable[[str], No
 
 
 def upload_lines(objects: ObjectStore, key: str, num_requests: int) -> int:
-    """Store generated lines as one object in parts; returns its size in bytes."""
+    """Stores generated lines as one object in parts; returns its size in bytes."""
     num_bytes = 0
     with objects.uploader(key) as upload:
         for piece in request_lines(num_requests):

@@ -64,7 +64,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def measure_reading(task: Task) -> ReadFigures:
-    """Read, parse, validate and check for repeated ids; keeps nothing."""
+    """Reads, parses, validates and checks for repeated ids; keeps nothing."""
     objects = _object_store(task)
     options = ParseOptions(model="")
     duplicates = DuplicateCheck(fail_job=True)
@@ -83,7 +83,7 @@ def measure_reading(task: Task) -> ReadFigures:
 
 
 def measure_tokenising(task: Task) -> TokenFigures:
-    """Render and encode the first lines, in batches as ingest does."""
+    """Renders and encodes the first lines, in batches as ingest does."""
     from blend_core.tokenizing import Tokenizer
     from flows.ingest.ingest import number_items
 
@@ -135,7 +135,7 @@ def _object_store(task: Task) -> ObjectStore:
 
 
 def main(part: Literal["read", "tokenise"], task: Task) -> None:
-    """Measure one part and print its figures as JSON."""
+    """Measures one part and prints its figures as JSON."""
     figures = measure_reading(task) if part == "read" else measure_tokenising(task)
     sys.stdout.buffer.write(msgspec.json.encode(figures))
 
