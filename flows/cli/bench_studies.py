@@ -1,6 +1,5 @@
 """`blend bench policy | paper | grid | traces | ablation | ranks | simulate`: studies in simulation."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,14 @@ import typer
 from blend_core.wording import duration_text
 from flows.cli.numbers import MAX_SEED
 from flows.cli.output import Json, print_json, print_line, print_table, tell
-from flows.cli.study_output import prepare_outputs, print_tables, tell_paths, write_tables
+from flows.cli.study_output import (
+    Study,
+    StudySize,
+    prepare_outputs,
+    show_study,
+    tell_paths,
+    write_tables,
+)
 
 Traces = Annotated[
     Path | None,
@@ -88,16 +94,13 @@ def paper(
     from flows.bench.study_tables import comparison_table, interleaved_table
 
     prepare_outputs(plots, write_docs, "paper")
-    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 5.0, QUICK_HOURS)
-    run = run_paper_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 5.0)
+    study = Study.of("paper", size, seed, seeds, hours)
+    run = run_paper_bench(_traces(traces), study.seeds, study.hours, tell)
     tables = [comparison_table(run.study.workloads), interleaved_table(run)]
     if plots is not None:
         tell_paths(plot_timelines(run.study.workloads, plots) + plot_sharing(run.study.workloads, plots))
-    write_tables(write_docs, "paper", _command("paper", chosen_seeds, chosen_hours), tables, run.study.data)
-    if json:
-        print_json(run.study.as_json())
-        return
-    print_tables(tables, run.study.data)
+    show_study(study, tables, run.study.data, run.study.as_json(), docs=write_docs, json=json)
 
 
 def grid(
@@ -124,18 +127,15 @@ def grid(
     from flows.bench.study_tables import comparison_table, grid_table
 
     prepare_outputs(plots, write_docs, "grid")
-    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 1.0, QUICK_HOURS)
-    run = run_grid_bench(
-        _traces(traces), chosen_seeds, chosen_hours, tell, stride=QUICK_STRIDE if quick else 1
-    )
+    size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 1.0)
+    study = Study.of("grid", size, seed, seeds, hours)
+    run = run_grid_bench(_traces(traces), study.seeds, study.hours, tell, stride=QUICK_STRIDE if quick else 1)
     if plots is not None:
         tell_paths(plot_grid(run.workloads, plots))
     tables = [grid_table(run)] if summary else [grid_table(run), comparison_table(run.workloads)]
-    write_tables(write_docs, "grid", _command("grid", chosen_seeds, chosen_hours), tables, run.data)
-    if json:
-        print_json(grid_summary(run) if summary else run.as_json())
-        return
-    print_tables(tables, run.data)
+    show_study(
+        study, tables, run.data, grid_summary(run) if summary else run.as_json(), docs=write_docs, json=json
+    )
 
 
 def traces(
@@ -162,16 +162,13 @@ def traces(
     from flows.bench.traces import QUICK_HOURS, run_traces_bench
 
     prepare_outputs(plots, write_docs, "traces")
-    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 3, 1.0, QUICK_HOURS)
-    run = run_traces_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    size = StudySize(1, QUICK_HOURS) if quick else StudySize(3, 1.0)
+    study = Study.of("traces", size, seed, seeds, hours)
+    run = run_traces_bench(_traces(traces), study.seeds, study.hours, tell)
     tables = [comparison_table(run.workloads)]
     if plots is not None:
         tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
-    write_tables(write_docs, "traces", _command("traces", chosen_seeds, chosen_hours), tables, run.data)
-    if json:
-        print_json(run.as_json())
-        return
-    print_tables(tables, run.data)
+    show_study(study, tables, run.data, run.as_json(), docs=write_docs, json=json)
 
 
 def ablation(
@@ -195,14 +192,11 @@ def ablation(
     from flows.bench.study_tables import ablation_table, ends_table
 
     prepare_outputs(None, write_docs, "ablation")
-    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 5, 1.0, QUICK_HOURS)
-    run = run_ablation_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 1.0)
+    study = Study.of("ablation", size, seed, seeds, hours)
+    run = run_ablation_bench(_traces(traces), study.seeds, study.hours, tell)
     tables = [ablation_table(run), ends_table(run)]
-    write_tables(write_docs, "ablation", _command("ablation", chosen_seeds, chosen_hours), tables, run.data)
-    if json:
-        print_json(run.as_json())
-        return
-    print_tables(tables, run.data)
+    show_study(study, tables, run.data, run.as_json(), docs=write_docs, json=json)
 
 
 def ranks(
@@ -228,17 +222,12 @@ def ranks(
     from flows.bench.study_tables import ranks_table
 
     prepare_outputs(plots, write_docs, "ranks")
-    chosen_seeds, chosen_hours = _sizes(seed, seeds, hours, quick, 1, 5.0, QUICK_HOURS)
-    run = run_ranks_bench(_traces(traces), chosen_seeds, chosen_hours, tell)
+    size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 5.0)
+    study = Study.of("ranks", size, seed, seeds, hours)
+    run = run_ranks_bench(_traces(traces), study.seeds, study.hours, tell)
     if plots is not None:
         tell_paths(plot_ranks(run, plots))
-    write_tables(
-        write_docs, "ranks", _command("ranks", chosen_seeds, chosen_hours), [ranks_table(run)], run.data
-    )
-    if json:
-        print_json(run.as_json())
-        return
-    print_tables([ranks_table(run)], run.data)
+    show_study(study, [ranks_table(run)], run.data, run.as_json(), docs=write_docs, json=json)
 
 
 def simulate(
@@ -280,20 +269,3 @@ def _traces(folder: Path | None) -> Path | None:
         return chosen
     tell(f"there is no folder {chosen} of traces: lengths are generated from published moments")
     return None
-
-
-def _sizes(
-    seed: int,
-    seeds: int | None,
-    hours: float | None,
-    quick: bool,
-    default_seeds: int,
-    default_hours: float,
-    quick_hours: float,
-) -> tuple[tuple[int, ...], float]:
-    num_seeds = seeds or (1 if quick else default_seeds)
-    return tuple(range(seed, seed + num_seeds)), hours or (quick_hours if quick else default_hours)
-
-
-def _command(name: str, seeds: Sequence[int], hours: float) -> str:
-    return f"blend bench {name} --hours {hours:g} --seed {seeds[0]} --seeds {len(seeds)}"

@@ -1,13 +1,59 @@
 """What the studies of `blend bench` write: tables, sections of Markdown files, plots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import print_line, print_table, tell
+from flows.cli.output import print_json, print_line, print_table, tell
 
 if TYPE_CHECKING:
     from flows.bench.study_tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class StudySize:
+    """How much a study simulates.
+
+    Attributes:
+        num_seeds: seeds that figures are the mean of.
+        hours: practical optimum of each workload.
+    """
+
+    num_seeds: int
+    hours: float
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A study that was asked for.
+
+    Attributes:
+        name: of the command, and of its section in a Markdown file.
+        seeds: seeds that figures are the mean of.
+        hours: practical optimum of each workload.
+    """
+
+    name: str
+    seeds: tuple[int, ...]
+    hours: float
+
+    @classmethod
+    def of(
+        cls, name: str, default: StudySize, first_seed: int, num_seeds: int | None, hours: float | None
+    ) -> "Study":
+        """Returns the study of the size that the options say; `default` holds for those that are None."""
+        count = default.num_seeds if num_seeds is None else num_seeds
+        return cls(
+            name, tuple(range(first_seed, first_seed + count)), default.hours if hours is None else hours
+        )
+
+    @property
+    def command(self) -> str:
+        """What runs the study again."""
+        return (
+            f"blend bench {self.name} --hours {self.hours:g} --seed {self.seeds[0]} --seeds {len(self.seeds)}"
+        )
 
 
 def prepare_outputs(plots: Path | None, docs: Path | None, section: str) -> None:
@@ -34,8 +80,23 @@ def write_tables(
     tell(f"wrote {path}")
 
 
-def print_tables(tables: "Sequence[Table]", data: str) -> None:
-    """Prints tables, and where their lengths come from."""
+def show_study(
+    study: Study,
+    tables: "Sequence[Table]",
+    data: str,
+    figures: Mapping[str, Any],
+    *,
+    docs: Path | None,
+    json: bool,
+) -> None:
+    """Writes and prints what a study came to: its tables, or with `json` its figures.
+
+    `data` says where lengths come from.
+    """
+    write_tables(docs, study.name, study.command, tables, data)
+    if json:
+        print_json(figures)
+        return
     print_line(f"lengths: {data}")
     for table in tables:
         print_line("")
