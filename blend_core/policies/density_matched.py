@@ -238,10 +238,14 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
-        self._balances = left_head is not None and self._pace.hidden_share > self._room_share()
+        self._balances = self._balance_pays()
         looks_ahead = not self._pace.is_step_bound
         self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
+
+    def _balance_pays(self) -> bool:
+        """Whether compute and KV reading hide more of one another than the room takes that this needs."""
+        return self._left_head() is not None and self._pace.hidden_share > self._room_share()
 
     def _room_share(self) -> float:
         """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its

@@ -28,6 +28,10 @@ class DfsAheadPolicy(DensityMatchedPolicy):
         self._sides.sort()
         self._start_over()
 
+    def _balance_pays(self) -> bool:
+        # The rule is measured as the whole policy has it here, with KV kept free for long answers.
+        return True
+
     def _left_head(self) -> int | None:
         return None
 
