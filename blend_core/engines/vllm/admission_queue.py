@@ -36,6 +36,9 @@ class SchedulerView(Protocol):
     def is_running(self, request: Any) -> bool:
         """Whether the scheduler runs the request."""
 
+    def num_answer_tokens(self, request: Any) -> int:
+        """Tokens of the answer of a request that ended; 0 where it has none, as one that was aborted."""
+
 
 class AdmissionQueue:
     """In vLLM's eyes a `RequestQueue`; in the policy's eyes an `EngineView`.
@@ -194,7 +197,7 @@ class AdmissionQueue:
                 self._preempted.pop(seq, None)
                 self.flight.forget(seq)
                 self._num_finished += 1
-                self.policy.finished(seq, request.num_output_tokens)
+                self.policy.finished(seq, self._view.num_answer_tokens(request))
 
     def __len__(self) -> int:
         """Requests that wait, whether they may start or not."""
@@ -266,7 +269,7 @@ class AdmissionQueue:
             request = self.flight.leave(seq)
             self._held.clear()
             self._num_finished += 1
-            self.policy.finished(seq, request.num_output_tokens)
+            self.policy.finished(seq, self._view.num_answer_tokens(request))
 
     def take_admitted(self) -> tuple[tuple[int, ...], int]:
         """Seqs in flight for the first time since the last call, and how many of their tokens were cached."""

@@ -22,6 +22,10 @@ from blend_core.policies.base import EngineLimits, Side
 SCHEDULER_CLASS: Final = "blend_core.engines.vllm.scheduler.PolicyScheduler"
 
 
+_ANSWERED: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
+"""How a request ends that has an answer; any other that ended was aborted, refused or failed."""
+
+
 @dataclass(slots=True)
 class _OpenStep:
     """A step that is scheduled and not through."""
@@ -138,6 +142,10 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
     def is_running(self, request: Any) -> bool:
         """See `SchedulerView`."""
         return bool(request.status == RequestStatus.RUNNING)
+
+    def num_answer_tokens(self, request: Any) -> int:
+        """See `SchedulerView`."""
+        return int(request.num_output_tokens) if request.status in _ANSWERED else 0
 
     def _schedule(self, throttle_prefills: bool) -> Any:
         admission = self.admission

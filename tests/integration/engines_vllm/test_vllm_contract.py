@@ -126,6 +126,8 @@ def test_a_request_has_the_attributes_that_are_read() -> None:
     from vllm import SamplingParams as VllmSampling
     from vllm.v1.request import Request, RequestStatus
 
+    from blend_core.engines.vllm import scheduler as scheduler_module
+
     one = Request("1-a", [5, 6, 7], VllmSampling(max_tokens=4, extra_args={SEQ_ARGUMENT: 1}), None)
     assert one.sampling_params.extra_args[SEQ_ARGUMENT] == 1
     assert (one.num_tokens, one.num_prompt_tokens, one.num_output_tokens) == (3, 3, 0)
@@ -133,6 +135,18 @@ def test_a_request_has_the_attributes_that_are_read() -> None:
     assert (one.max_tokens, one.drop_stale_output, one.lora_request) == (4, False, None)
     assert one.status == RequestStatus.WAITING
     assert {"RUNNING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"} <= set(RequestStatus.__members__)
+    answered = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+    assert {str(status) for status in scheduler_module._ANSWERED} == answered
+
+
+def test_a_request_has_its_last_status_before_its_end_is_told() -> None:
+    """The queue reads from it whether there is an answer; what is aborted while it waits has none yet."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    source = inspect.getsource(Scheduler._free_request)
+    assert source.index("assert request.is_finished()") < source.index("self.finished_req_ids.add(request_id)")
+    source = inspect.getsource(Scheduler.finish_requests)
+    assert source.index("self.waiting.remove_requests") < source.index("request.status = finished_status")
 
 
 def test_cached_blocks_of_a_waiting_request_are_told_with_their_references(

@@ -65,6 +65,9 @@ class FakeScheduler:
     def is_running(self, request):
         return request.status == "running"
 
+    def num_answer_tokens(self, request):
+        return request.output if request.status == "finished" else 0
+
     def add(self, request):
         self.requests[request.request_id] = request
         self.queue.add_request(request)
@@ -129,7 +132,7 @@ class FakeScheduler:
 
     def abort(self, request):
         """Ends a request from outside, waiting or running."""
-        self._finish(request)
+        self._finish(request, "aborted")
 
     def _sample(self, scheduled):
         for request_id in scheduled:
@@ -139,14 +142,14 @@ class FakeScheduler:
                 if request.output >= request.longest:
                     self._finish(request)
 
-    def _finish(self, request):
+    def _finish(self, request, status="finished"):
         if request in self.running:
             self.running.remove(request)
             self._free(request)
             self.finished_ids.add(request.request_id)
         else:
             self.queue.remove_requests([request])
-        request.status = "finished"
+        request.status = status
         del self.requests[request.request_id]
 
     def _allocate(self, request, num_new):

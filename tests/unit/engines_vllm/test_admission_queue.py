@@ -23,6 +23,18 @@ class WaitingForItsHead(CheckedPolicy):
         return self._inner.next_request(view)
 
 
+class Heard(CheckedPolicy):
+    """Remembers the answers that it was told of, by `seq`."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.answers = {}
+
+    def finished(self, seq, num_output_tokens):
+        self.answers[seq] = num_output_tokens
+        super().finished(seq, num_output_tokens)
+
+
 def start(scheduler, job, policy="fcfs", order=None, kind=CheckedPolicy):
     """Begins a run under a policy that checks its contract; returns it."""
     plan = job.plan(order)
@@ -172,6 +184,25 @@ def test_an_aborted_request_leaves_the_policy(when):
 
     assert len(checked.in_flight) == len(scheduler.running) == 2
     assert checked.num_waiting == 1
+
+
+def test_only_answers_tell_how_long_answers_are():
+    job = random_job(6, num_requests=3, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14, max_num_seqs=3)
+    heard = start(scheduler, job, order=[0, 1, 2], kind=Heard)
+    answered, running, preempted = [scheduler.add(one) for one in requests_of(job)]
+    answered.longest, running.longest, preempted.longest = 5, 50, 50
+    while answered.status != "finished":
+        scheduler.step()
+    while not heard.num_preempted:
+        scheduler.step()
+    assert running.output > 0
+    assert preempted.output > 0
+    for request in (running, preempted):
+        scheduler.abort(request)
+    scheduler.step()
+
+    assert heard.answers == {0: 5, 1: 0, 2: 0}
 
 
 def test_a_released_request_is_unknown_to_the_policy_no_more_than_before():
