@@ -1,6 +1,7 @@
 """The vLLM engine: opens a model once, runs sources on it."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,7 +52,7 @@ class VllmEngine:
 
         Raises:
             ConfigurationError: vLLM is not there or not for this device, or an option makes no sense.
-            EngineStartError: vLLM did not start.
+            EngineStartError: vLLM did not start, or cannot in this process.
         """
         if self._opened is None:
             self._opened = self._load()
@@ -94,6 +95,13 @@ class VllmEngine:
         reason = why_not_vllm(options.device, found)
         if reason is not None or found is None:
             raise ConfigurationError(f"The engine `vllm` cannot be used: {reason}")
+        if options.is_on_cpu and not options.separate_core and "llvmlite" in sys.modules:
+            # Putting its kernels for CPUs in place, vLLM asks every object of every module for a `__dict__`, and
+            # numba's compiler has one that makes up whatever it is asked for.
+            raise EngineStartError(
+                "vLLM cannot start on a CPU in a process that has loaded numba; open the engine in an "
+                "`EngineProcess`, or with `separate_core`."
+            )
         set_environment(options)
         from blend_core.engines.vllm.core import Core, LocalCore, RemoteCore
         from blend_core.engines.vllm.run import OpenedVllm

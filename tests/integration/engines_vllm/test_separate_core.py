@@ -2,19 +2,22 @@
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 import pytest
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted, StepWindow
 from blend_core.engines.process import EngineProcess
+from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
-from blend_core.errors import EngineDiedError, EngineStartError
+from blend_core.errors import ConfigurationError, EngineDiedError, EngineStartError
 from blend_core.model_store import ModelStore
 from blend_core.request import SamplingParams
 from blend_core.tokenizing import Tokenizer
@@ -93,13 +96,31 @@ def test_vllm_that_cannot_start_says_why(tiny_llama: Path) -> None:
         process.close()
 
 
+def test_a_process_that_has_loaded_numba_is_told_to_start_another(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llvmlite", ModuleType("llvmlite"))
+    with pytest.raises(EngineStartError, match="in an `EngineProcess`"):
+        VllmEngine(options(tiny_llama, passed={"separate_core": False})).open()
+
+
+@pytest.fixture
+def smollm2(tmp_path: Path) -> Path:
+    """The demo model, fetched."""
+    try:
+        return ModelStore(tmp_path / "models").add("smollm2-135m").folder
+    except ConfigurationError as error:
+        if "cannot be fetched" in error.message and os.environ.get("CI") != "true":
+            pytest.skip(error.message)
+        raise
+
+
 @pytest.mark.slow
-def test_a_real_model_answers(tmp_path: Path) -> None:
-    folder = ModelStore(tmp_path / "models").resolve("smollm2-135m")
+def test_a_real_model_answers(smollm2: Path) -> None:
     changes = {"dtype": "bfloat16", "passed": {"separate_core": False, "num_gpu_blocks_override": 65}}
-    process = EngineProcess(partial(make_vllm_engine, options(folder, max_num_batched_tokens=256, **changes)))
+    process = EngineProcess(partial(make_vllm_engine, options(smollm2, max_num_batched_tokens=256, **changes)))
     chats = [[{"role": "user", "content": "What is the capital of France?"}]] * 2
-    prompts = Tokenizer(folder).encode_chat(chats)
+    prompts = Tokenizer(smollm2).encode_chat(chats)
     asked = [request(seq, ids.tolist(), SamplingParams(12, temperature=0)) for seq, ids in enumerate(prompts)]
     try:
         process.open()
