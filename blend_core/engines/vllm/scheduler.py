@@ -56,6 +56,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         self._num_groups = max(1, len(self.kv_cache_config.kv_cache_groups))
         self._pool = self.kv_cache_manager.block_pool
         self._most_tokens = int(self.scheduler_config.max_num_batched_tokens)
+        self._is_on_cpu = self.vllm_config.device_config.device_type == "cpu"
         self._is_async = bool(self.scheduler_config.async_scheduling)
         limits = EngineLimits(
             block_size=self.block_size,
@@ -132,11 +133,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             return Readiness.REFUSED if isinstance(grammar, Exception) else Readiness.READY
         if request.num_stale_output_tokens and not request.drop_stale_output:
             return Readiness.BLOCKED
-        if request.lora_request is not None and self.lora_config is not None:
-            adapters = {one.lora_request.lora_int_id for one in self.running if one.lora_request is not None}
-            adapters.add(request.lora_request.lora_int_id)
-            if len(adapters) > self.lora_config.max_loras:
-                return Readiness.BLOCKED
+        if self.lora_config is not None and not self._has_place_for(_adapter_of(request)):
+            return Readiness.BLOCKED
         return Readiness.READY
 
     def is_running(self, request: Any) -> bool:
@@ -146,6 +144,14 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
     def num_answer_tokens(self, request: Any) -> int:
         """See `SchedulerView`."""
         return int(request.num_output_tokens) if request.status in _ANSWERED else 0
+
+    def _has_place_for(self, adapter: int) -> bool:
+        """Whether a request of the adapter, 0 for none, may run beside those that run."""
+        adapters = {_adapter_of(running) for running in self.running} | {adapter}
+        if self._is_on_cpu and len(adapters) > 1 and 0 in adapters:
+            # vLLM's kernels for CPUs would give the requests without an adapter the one in the last place.
+            return False
+        return len(adapters - {0}) <= self.lora_config.max_loras
 
     def _schedule(self, throttle_prefills: bool) -> Any:
         admission = self.admission
@@ -219,3 +225,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             self._reports.append(report)
         else:
             self._reporting.send(report)
+
+
+def _adapter_of(request: Any) -> int:
+    """vLLM's number of a request's LoRA adapter, 0 where it has none."""
+    return 0 if request.lora_request is None else int(request.lora_request.lora_int_id)
