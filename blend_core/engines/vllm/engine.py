@@ -96,8 +96,8 @@ class VllmEngine:
         if reason is not None or found is None:
             raise ConfigurationError(f"The engine `vllm` cannot be used: {reason}")
         if options.is_on_cpu and not options.separate_core and "llvmlite" in sys.modules:
-            # Putting its kernels for CPUs in place, vLLM asks every object of every module for a `__dict__`, and
-            # numba's compiler has one that makes up whatever it is asked for.
+            # Putting its kernels for CPUs in place, vLLM asks every object of every module for a `__dict__`,
+            # and numba's compiler has one that makes up whatever it is asked for.
             raise EngineStartError(
                 "vLLM cannot start on a CPU in a process that has loaded numba; open the engine in an "
                 "`EngineProcess`, or with `separate_core`."

@@ -151,7 +151,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         if self._is_on_cpu and len(adapters) > 1 and 0 in adapters:
             # vLLM's kernels for CPUs would give the requests without an adapter the one in the last place.
             return False
-        return len(adapters - {0}) <= self.lora_config.max_loras
+        return bool(len(adapters - {0}) <= self.lora_config.max_loras)
 
     def _schedule(self, throttle_prefills: bool) -> Any:
         admission = self.admission

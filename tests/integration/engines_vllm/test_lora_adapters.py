@@ -69,6 +69,8 @@ def test_answers_are_those_of_the_model_with_the_adapter_merged_in(tiny_llama: P
         process.close()
 
     assert sorted(outcome.finished) == list(range(len(asked)))
-    references = {None: Reference(tiny_llama)} | {name: Reference(merged) for name, (_, merged) in made.items()}
+    references = {None: Reference(tiny_llama)} | {
+        name: Reference(merged) for name, (_, merged) in made.items()
+    }
     for one in asked:
         references[one.lora_adapter].check(one, outcome.tokens[one.seq])

@@ -118,7 +118,9 @@ def smollm2(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_real_model_answers(smollm2: Path) -> None:
     changes = {"dtype": "bfloat16", "passed": {"separate_core": False, "num_gpu_blocks_override": 65}}
-    process = EngineProcess(partial(make_vllm_engine, options(smollm2, max_num_batched_tokens=256, **changes)))
+    process = EngineProcess(
+        partial(make_vllm_engine, options(smollm2, max_num_batched_tokens=256, **changes))
+    )
     chats = [[{"role": "user", "content": "What is the capital of France?"}]] * 2
     prompts = Tokenizer(smollm2).encode_chat(chats)
     asked = [request(seq, ids.tolist(), SamplingParams(12, temperature=0)) for seq, ids in enumerate(prompts)]

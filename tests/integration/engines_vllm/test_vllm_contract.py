@@ -144,7 +144,9 @@ def test_a_request_has_its_last_status_before_its_end_is_told() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     source = inspect.getsource(Scheduler._free_request)
-    assert source.index("assert request.is_finished()") < source.index("self.finished_req_ids.add(request_id)")
+    assert source.index("assert request.is_finished()") < source.index(
+        "self.finished_req_ids.add(request_id)"
+    )
     source = inspect.getsource(Scheduler.finish_requests)
     assert source.index("self.waiting.remove_requests") < source.index("request.status = finished_status")
 
