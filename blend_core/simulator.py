@@ -87,7 +87,7 @@ class RunFeedback(Protocol):
     """Whoever watches a simulated run and may plan the rest of it anew."""
 
     def ended(self, seq: int, num_output_tokens: int) -> None:
-        """A request ended, with that many output tokens."""
+        """A request ended, with that many output tokens; 0 where it has no answer, since it does not fit."""
 
     def revision(self) -> Plan | None:
         """A later plan than the last one handed out, or None. Cheap: asked after every jump of the run."""
@@ -150,7 +150,7 @@ def simulate(
             if isinstance(event, SimulatedEnd):
                 ends.append(event)
                 if feedback is not None:
-                    feedback.ended(seqs[event.row], event.num_output_tokens)
+                    feedback.ended(seqs[event.row], event.num_output_tokens if event.fits else 0)
             else:
                 windows.append(event)
         revised = feedback.revision() if feedback is not None else None

@@ -53,22 +53,23 @@ class SampleReplanner:
         self._is_done = not self._open_lead
 
     def ended(self, seq: int, num_output_tokens: int) -> None:
-        """A request of the plan ended."""
+        """A request of the plan ended. One without an answer is no sample: it tells no length."""
         if self._is_done:
             return
         self._num_ended += 1
         self._is_open[self._row_of[seq]] = False
         if seq in self._open_lead:
             self._open_lead.remove(seq)
-            self._samples[seq] = num_output_tokens
+            if num_output_tokens > 0:
+                self._samples[seq] = num_output_tokens
 
     def revision(self) -> Plan | None:
-        """Revision 1, once, as soon as enough samples are in."""
+        """Revision 1, once, as soon as enough samples are in; none where no lead request has an answer."""
         if self._is_done or not self._is_due():
             return None
         self._is_done = True
         rows = np.flatnonzero(self._is_open)
-        if len(rows) == 0:
+        if len(rows) == 0 or not self._samples:
             return None
         sampled = np.array([self._row_of[seq] for seq in self._samples], dtype=np.int64)
         rows = np.union1d(rows, sampled)

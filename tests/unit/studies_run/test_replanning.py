@@ -96,3 +96,46 @@ def test_the_revision_waits_for_samples_that_run_long(make_workload, model, devi
         replanner.ended(seq, 10)
     assert replanner.revision().revision == 1
     assert replanner.revision() is None
+
+
+def test_a_request_without_an_answer_is_no_sample(make_workload, model, device):
+    workload = make_workload(preset=False)
+    # Long prompts and long answers need more KV than this.
+    limits = replace(study_limits(model, device), num_blocks=60)
+    plan = build_plan(workload.requests, model, device, CONFIG)
+    output = workload.num_output_tokens
+    num_held_tokens = workload.requests.num_prompt_tokens + output - 1
+    does_not_fit = set(np.flatnonzero(num_held_tokens > 60 * BLOCK_SIZE).tolist())
+    leads = set(plan.seq[plan.lead].tolist())
+    assert leads & does_not_fit
+    assert leads - does_not_fit
+    told: dict[int, int] = {}
+
+    class Listening(SampleReplanner):
+        def ended(self, seq, num_output_tokens):
+            told[seq] = num_output_tokens
+            super().ended(seq, num_output_tokens)
+
+        def revision(self):
+            revised = super().revision()
+            if revised is not None:
+                self.revised = revised
+            return revised
+
+    listening = Listening(workload.requests, plan, model, device, CONFIG)
+    result = simulate(
+        workload.requests, output, plan, "dual_scan", model, device, limits, overlap=True, feedback=listening
+    )
+    assert result.num_refused == len(does_not_fit)
+    assert {seq for seq, length in told.items() if length == 0} == does_not_fit
+    counted = sum(count for group in listening.revised.length_groups for _, count in group.counts)
+    assert counted <= len(leads - does_not_fit)
+
+
+def test_samples_of_which_none_has_an_answer_tell_nothing(make_workload, model, device):
+    workload = make_workload(preset=False)
+    plan = build_plan(workload.requests, model, device, CONFIG)
+    replanner = SampleReplanner(workload.requests, plan, model, device, CONFIG)
+    for seq in plan.seq[plan.lead].tolist():
+        replanner.ended(seq, 0)
+    assert replanner.revision() is None
