@@ -100,6 +100,8 @@ class KvProjection:
         reached = LENGTH_GRID[self._first_bin :] + (num_output_tokens - self._num_steps)
         alive = lengths.survival_at(np.maximum(reached, num_output_tokens))
         alive /= max(alive[0], LEAST_SURVIVAL)
+        # However rare its length is, it is there now.
+        alive[0] = 1.0
         return alive[: int(np.count_nonzero(alive > _SURE))]
 
     def fits(self, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:

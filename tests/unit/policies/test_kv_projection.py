@@ -95,6 +95,14 @@ def test_a_request_of_unknown_length_is_alive_as_its_kind_says(so_far):
         assert alive[place] == pytest.approx(expected[1] / expected[0])
 
 
+def test_a_request_longer_than_any_before_it_is_there_now():
+    counts = length_counts(np.full(10, 100)) * 1e12
+    projection = KvProjection()
+    alive = projection.alive(LengthDistribution(4_096, counts), 2_000, 0.0)
+    assert alive[0] == 1.0
+    assert projection.fits(2_050, alive, 3_000)
+
+
 def test_sums_made_anew_begin_where_they_were_made():
     projection = KvProjection()
     projection.advance(70)
