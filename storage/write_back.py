@@ -109,6 +109,8 @@ def write_results(
                 connection.execute(statement, _values(target, job_id, model, part))
 
             with connection.transaction():
+                # A constraint that waits for the commit would take the whole batch with it.
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 store_all(connection, chosen, store, on_refused)
             num_written += len(chosen) - (num_refused - before)
     sentence = None

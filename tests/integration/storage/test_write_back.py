@@ -133,6 +133,16 @@ def test_a_text_that_is_too_long_is_refused_and_not_cut(postgres_url: str) -> No
     assert table.rows() == [("a", "12345")]
 
 
+def test_a_constraint_that_is_checked_at_commit_refuses_its_own_row_alone(postgres_url: str) -> None:
+    columns = "id int PRIMARY KEY, summary text UNIQUE DEFERRABLE INITIALLY DEFERRED"
+    table = Table(postgres_url, columns, {"text": "summary"})
+    table.run("INSERT INTO {} VALUES (1, 'taken')")
+    counts = table.write(row("2", "free"), row("3", "taken"), row("4", "free, too"))
+    assert (counts.num_written, counts.num_refused) == (2, 1)
+    assert "'3' (duplicate key value violates unique constraint" in counts.refused
+    assert table.rows() == [(1, "taken"), (2, "free"), (4, "free, too")]
+
+
 def test_requests_without_an_id_of_their_own_have_no_row(table: Table) -> None:
     repeated = row("1", None, status="errored", error_code="duplicate_custom_id", error_message="x")
     counts = table.write(row(None), row("1", "first"), repeated)
