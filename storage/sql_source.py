@@ -84,11 +84,13 @@ AT_WATERMARK = "blend at watermark"
 
 
 def newest_value(url: str, query: str, new: NewRows) -> str | None:
-    """The greatest value of the watermark column among new rows, as JSON writes it; None where it has none.
+    """The greatest value of the watermark column beyond what was read before, as JSON writes it; None where
+    there is none.
 
     Raises what `stream_rows` raises.
     """
-    since = "" if new.after is None else "AND source.{column} >= %(after)s"
+    # Not one that equals it: `1.00` would take the place of `1.0`, another time zone that of the first.
+    since = "" if new.after is None else "AND source.{column} > %(after)s"
     # Not max(), which not every type with an order has.
     statement = _over(
         query,
@@ -109,7 +111,8 @@ def stream_new_rows(url: str, query: str, new: NewRows, up_to: str | None) -> It
 
     Raises what `stream_rows` raises.
     """
-    identity = "source.{id_column}::text"
+    # As its type writes it, which is what becomes of it as an id: a cast would take away a char's padding.
+    identity = "CASE WHEN source.{id_column} IS NOT NULL THEN concat(source.{id_column}) END"
     since = "true"
     if new.after is not None:
         since = (

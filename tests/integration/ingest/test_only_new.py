@@ -169,6 +169,33 @@ def test_rows_of_the_watermarks_own_time_that_come_later_are_new(nights: Nights)
     assert nights.night() == []
 
 
+@pytest.mark.parametrize(
+    ("nights", "values"),
+    [("numeric", ("1.0", "1.00", "1")), ("interval", ("24:00:00", "1 day", "1440 minutes"))],
+    indirect=["nights"],
+)
+def test_equal_watermarks_that_are_written_differently_are_one(
+    nights: Nights, values: tuple[str, ...]
+) -> None:
+    for number, value in enumerate(values):
+        nights.add((number, value))
+        assert nights.night() == [str(number)]
+    assert nights.night() == []
+
+
+def test_ids_that_are_padded_with_spaces_are_read_once(nights: Nights) -> None:
+    nights.query = f"SELECT id::text::char(4) AS id, at, body FROM {nights.name}"
+    nights.add((1, TIMES[0]))
+    assert nights.night() == ["1   "]
+    nights.add((2, TIMES[0]))
+    job_id, read = nights.begin()
+    read()
+    assert nights.ids(job_id) == ["2   "]
+    nights.end(job_id, JobStatus.CANCELLED)
+    assert nights.night() == ["2   "]
+    assert nights.night() == []
+
+
 @pytest.mark.parametrize("end", [JobStatus.CANCELLED, JobStatus.EXPIRED, JobStatus.FAILED])
 def test_what_a_job_left_without_a_result_is_read_by_the_next_and_nothing_else(
     nights: Nights, end: JobStatus
