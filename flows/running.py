@@ -51,7 +51,7 @@ def create_job(
     logical_date: date | None = None,
     nightly: str | None = None,
 ) -> str:
-    """Writes a job down for a later run and returns its id; the same key again returns the same job.
+    """Writes a job down for a later run and returns its id; the same key and job again return the same id.
 
     Args:
         wiring: the parts of this process.
@@ -61,11 +61,11 @@ def create_job(
         nightly: the nightly job of which this is one night.
 
     Raises:
-        ConfigurationError: the configured time zone is none.
+        ConfigurationError: the configured time zone is none, or the key is that of a job with other content.
         StorageError: the database refused.
     """
     day = logical_date or local_date(utc_now(), wiring.settings.nightly.timezone)
-    return jobs.create_job(
+    job_id = jobs.create_job(
         wiring.database,
         name=dated(spec, day).name,
         model=spec.model,
@@ -75,6 +75,21 @@ def create_job(
         logical_date=day,
         nightly=nightly,
     )
+    # A night is its name and day, and keeps the job that it began with when the job file is edited.
+    if idempotency_key is not None and nightly is None:
+        _check_same_job(wiring, job_id, spec, idempotency_key)
+    return job_id
+
+
+def _check_same_job(wiring: Wiring, job_id: str, spec: BatchJobSpec, idempotency_key: str) -> None:
+    """Checks that the job of a key is the one that was asked for: its answers are those of its own sources."""
+    known = parse_job(get_job(wiring.database, job_id).spec, origin=f"Job {job_id}")
+    if known != spec:
+        raise ConfigurationError(
+            f"Idempotency key {idempotency_key!r} belongs to job {job_id}, which was made with other content; "
+            f"give another key, or continue that one with `blend run --job-id {job_id}`.",
+            job_id=job_id,
+        )
 
 
 def run_job(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from blend_core.errors import ConfigurationError
 from flows.job_spec import BatchJobSpec
 from flows.nights import NightState, create_night, register, serving_home, troubled_nights
 from flows.running import create_job
@@ -68,6 +69,15 @@ def test_a_night_that_did_not_complete_gets_a_new_job_when_asked_to(
     assert is_new
     assert second != first
     assert create_night(wiring, spec, DAY, again=True) == (second, False)
+
+
+def test_a_key_is_of_one_job_and_refused_for_another(wiring: Wiring, spec: BatchJobSpec) -> None:
+    job_id = create_job(wiring, spec, "tickets 2026-11-28", logical_date=DAY)
+    same = BatchJobSpec.model_validate(spec.model_dump(mode="json"))
+    assert create_job(wiring, same, "tickets 2026-11-28", logical_date=DAY + timedelta(1)) == job_id
+    other = spec.model_copy(update={"s3": ["s3://b/other/"]})
+    with pytest.raises(ConfigurationError, match=rf"belongs to job {job_id}, .* give another key"):
+        create_job(wiring, other, "tickets 2026-11-28", logical_date=DAY)
 
 
 def test_a_completed_night_is_left_alone(wiring: Wiring, spec: BatchJobSpec) -> None:
