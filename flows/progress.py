@@ -6,7 +6,7 @@ Stages tell a `Progress` what happens and never ask what it does with it. Everyt
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
@@ -161,7 +161,9 @@ class LineProgress:
         self._print(message)
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        # Who read the lines has gone, or the disk that takes them is full: the job has nothing to do with that.
+        with suppress(OSError):
+            print(line, file=self._stream, flush=True)
 
 
 @dataclass(slots=True)

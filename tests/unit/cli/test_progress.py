@@ -1,6 +1,8 @@
 """What a running job shows."""
 
 import io
+import os
+from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -72,6 +74,20 @@ def test_plain_lines_come_at_most_once_per_interval() -> None:
         "infer: 5 of 100",
         "infer: 10 of 100",
     ]
+
+
+def test_lines_that_nobody_reads_any_more_stop_nothing() -> None:
+    reading_end, writing_end = os.pipe()
+    os.close(reading_end)
+    stream = os.fdopen(writing_end, "w")
+    try:
+        progress = LineProgress(stream, lambda: 0.0)
+        progress.stage_started("infer", "runs tiny")
+        progress.note("The engine is started again.")
+    finally:
+        # What could not be written is still there, and cannot be written now.
+        with suppress(BrokenPipeError):
+            stream.close()
 
 
 def test_a_line_of_the_infer_stage_tells_rates() -> None:
