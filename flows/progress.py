@@ -161,7 +161,7 @@ class LineProgress:
         self._print(message)
 
     def _print(self, line: str) -> None:
-        # Who read the lines has gone, or the disk that takes them is full: the job has nothing to do with that.
+        # Who read the lines has gone, or the disk that takes them is full: no reason to end the job.
         with suppress(OSError):
             print(line, file=self._stream, flush=True)
 

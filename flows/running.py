@@ -82,11 +82,11 @@ def create_job(
 
 
 def _check_same_job(wiring: Wiring, job_id: str, spec: BatchJobSpec, idempotency_key: str) -> None:
-    """Checks that the job of a key is the one that was asked for: its answers are those of its own sources."""
+    """Checks that the job of a key is the one that was asked for."""
     known = parse_job(get_job(wiring.database, job_id).spec, origin=f"Job {job_id}")
     if known != spec:
         raise ConfigurationError(
-            f"Idempotency key {idempotency_key!r} belongs to job {job_id}, which was made with other content; "
+            f"Idempotency key {idempotency_key!r} belongs to job {job_id}, made with other content; "
             f"give another key, or continue that one with `blend run --job-id {job_id}`.",
             job_id=job_id,
         )
