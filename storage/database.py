@@ -12,11 +12,11 @@ from alembic.runtime.migration import MigrationContext
 from psycopg import sql
 
 from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from storage.postgres_connection import connect_options, plain_url
 from storage.postgres_text import without_values
 
 # Any number will do, as long as every process uses the same one.
 _UPGRADE_LOCK = 0x626C656E64
-_CONNECT_TIMEOUT_S = 10
 _LOOK_TIMEOUT_S = 2
 READ_ONLY_LOGIN = "blend_reader"
 
@@ -35,7 +35,7 @@ class Database:
             pool_pre_ping=True,
             hide_parameters=True,
             pool_size=4,
-            connect_args={"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "blend"},
+            connect_args=connect_options(url),
         )
 
     @property
@@ -83,7 +83,7 @@ class Database:
             StorageUnavailableError: the server did not answer.
         """
         try:
-            return psycopg.connect(self.url, connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend")
+            return psycopg.connect(self.url, **connect_options(self.url))
         except psycopg.Error as error:
             raise self._translate(error) from error
 
@@ -222,13 +222,13 @@ def ensure_read_only_login(db: Database, password: str) -> str:
 
 
 def _parse_url(url: str) -> sqlalchemy.URL:
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+    plain = plain_url(url)
+    if plain is None:
         raise ConfigurationError(
             "The database URL must start with postgresql://; correct BLEND_DATABASE__URL."
         )
     try:
-        return sqlalchemy.make_url(f"postgresql+psycopg://{rest}")
+        return sqlalchemy.make_url(plain).set(drivername="postgresql+psycopg")
     except (sqlalchemy.exc.ArgumentError, ValueError):
         # The library's own message quotes the URL, password included.
         raise ConfigurationError("The database URL cannot be read; correct BLEND_DATABASE__URL.") from None

@@ -14,10 +14,10 @@ from psycopg.pq import Format
 from psycopg.rows import dict_row
 
 from blend_core.errors import SourceError, SourceUnavailableError
+from storage.postgres_connection import connect_options, plain_url
 from storage.postgres_text import without_values
 
 _CURSOR = "blend_source"
-_CONNECT_TIMEOUT_S = 10
 _TYPES_WIDER_THAN_PYTHONS = (
     "date",
     "time",
@@ -46,10 +46,11 @@ def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -
         SourceError: the server refused the query; the message is the server's own, without values of rows.
         SourceUnavailableError: the server did not answer, or broke off.
     """
+    plain = plain_url(url)
+    if plain is None:
+        raise SourceError("The URL of a SQL source must start with postgresql://; correct it.")
     try:
-        with psycopg.connect(
-            _plain_url(url), connect_timeout=_CONNECT_TIMEOUT_S, application_name="blend"
-        ) as connection:
+        with psycopg.connect(plain, **connect_options(plain)) as connection:
             connection.read_only = True
             _load_text_where_python_ends(connection)
             with connection.cursor(name=_CURSOR, row_factory=dict_row) as declared:
@@ -149,13 +150,6 @@ def _over(query: str, select: str, where: str, new: NewRows) -> str:
 
 def _quoted(name: str) -> str:
     return sql.Identifier(name).as_string(None).replace("%", "%%")
-
-
-def _plain_url(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
-        raise SourceError("The URL of a SQL source must start with postgresql://; correct it.")
-    return f"postgresql://{rest}"
 
 
 def _load_text_where_python_ends(connection: psycopg.Connection) -> None:

@@ -10,12 +10,12 @@ from psycopg import sql
 
 from blend_core.errors import ConfigurationError, RequestErrorCode, StorageError, StorageUnavailableError
 from storage.copying import store_all
+from storage.postgres_connection import connect_options, plain_url
 from storage.postgres_text import without_values
 from storage.results import ResultRow
 
 _BATCH_ROWS = 500
 _BATCH_CHARS = 4 << 20
-_CONNECT_TIMEOUT_S = 10
 _STATEMENT_TIMEOUT_MS = 60_000
 _NUM_NAMED_IDS = 3
 _NOT_A_WORD_OF_THE_SOURCE = RequestErrorCode.DUPLICATE_CUSTOM_ID
@@ -258,19 +258,13 @@ def _columns(connection: psycopg.Connection, target: WriteBackTarget) -> dict[st
 
 @contextmanager
 def _connected(target: WriteBackTarget) -> Iterator[psycopg.Connection]:
-    scheme, separator, rest = target.url.partition("://")
-    if not separator or scheme not in ("postgresql", "postgres", "postgresql+psycopg"):
+    url = plain_url(target.url)
+    if url is None:
         raise ConfigurationError(
             "The URL of a write_back connection must start with postgresql://; correct it."
         )
     try:
-        with psycopg.connect(
-            f"postgresql://{rest}",
-            autocommit=True,
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            application_name="blend",
-            tcp_user_timeout=_STATEMENT_TIMEOUT_MS,
-        ) as connection:
+        with psycopg.connect(url, autocommit=True, **connect_options(url)) as connection:
             connection.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_MS}")
             yield connection
     except psycopg.Error as error:
