@@ -3,9 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 
 from blend_core.errors import (
     BlendError,
@@ -39,37 +38,26 @@ class RunLease:
     taken over. A database that does not answer for a while is no reason to stop: the lease says when it is.
     """
 
-    __slots__ = ("_clock", "_db", "_expires_at", "_run", "_stop")
+    __slots__ = ("_db", "_run", "_stop")
 
-    def __init__(
-        self,
-        db: Database,
-        run: Run,
-        stop: StopSignal,
-        *,
-        expires_at: datetime | None,
-        clock: Callable[[], datetime],
-    ) -> None:
-        """`clock` tells the time as `expires_at` does (aware)."""
+    def __init__(self, db: Database, run: Run, stop: StopSignal) -> None:
         self._db = db
         self._run = run
         self._stop = stop
-        self._expires_at = expires_at
-        self._clock = clock
 
     def check(self) -> None:
-        """Extends the lease once and looks at the job and the clock."""
-        if self._expires_at is not None and self._clock() >= self._expires_at:
-            self._stop.request(StopReason.EXPIRED)
+        """Extends the lease once and looks at the job."""
         try:
-            status = heartbeat(self._db, self._run, lease_s=LEASE_S)
+            job = heartbeat(self._db, self._run, lease_s=LEASE_S)
         except StaleRunError:
             self._stop.request(StopReason.LOST)
         except StorageUnavailableError as error:
             logger.warning("Run %s could not extend its lease and tries again: %s", self._run.run_id, error)
         else:
-            if status is JobStatus.CANCELLING:
+            if job.status is JobStatus.CANCELLING:
                 self._stop.request(StopReason.CANCELLED)
+            elif job.is_overdue:
+                self._stop.request(StopReason.EXPIRED)
 
 
 def take_job(
@@ -128,10 +116,10 @@ def free_dead_run(db: Database, job_id: str) -> bool:
 
 
 @contextmanager
-def held_job(db: Database, run: Run, stop: StopSignal, expires_at: datetime | None) -> Iterator[None]:
+def held_job(db: Database, run: Run, stop: StopSignal) -> Iterator[None]:
     """Keeps the run's lease through the block and writes down how the run ended."""
     try:
-        lease = RunLease(db, run, stop, expires_at=expires_at, clock=lambda: datetime.now(tz=UTC))
+        lease = RunLease(db, run, stop)
         with Heartbeat(f"lease-{run.run_id}", HEARTBEAT_INTERVAL_S, lease.check):
             lease.check()
             yield

@@ -193,7 +193,7 @@ def run_stages(
         )
         run = through_outages(take, stop, progress.note)
         context = JobContext(wiring, spec, run, stop, progress, run_together)
-        with held_job(database, run, stop, job.expires_at):
+        with held_job(database, run, stop):
             # Every stage begins with what the database knows to be done, as the next run of the job would.
             through_outages(lambda: _run_stages(context, run_stage), stop, progress.note)
     return through_outages(

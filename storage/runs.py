@@ -1,5 +1,6 @@
 """Runs: one attempt at executing a job, held by a lease and numbered by a fencing number."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 import sqlalchemy as sa
@@ -22,6 +23,19 @@ class RunStatus(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """What a run learns of its job when it extends its lease.
+
+    Attributes:
+        status: its state; CANCELLING asks the run to stop soon.
+        is_overdue: whether its completion window has closed, by the database's clock: the one that set it.
+    """
+
+    status: JobStatus
+    is_overdue: bool
 
 
 def start_run(
@@ -82,23 +96,24 @@ def start_run(
     return Run(run_id=run_id, job_id=job_id, fencing_number=number)
 
 
-def heartbeat(db: Database, the_run: Run, *, lease_s: float) -> JobStatus:
-    """Extends the lease and returns the job's state: CANCELLING asks the run to stop soon.
+def heartbeat(db: Database, the_run: Run, *, lease_s: float) -> JobNow:
+    """Extends the lease and returns how the job stands.
 
     Raises:
         StaleRunError: another run took over, or this one has ended.
     """
+    is_overdue = sa.func.coalesce(batch_job.c.expires_at <= sa.func.clock_timestamp(), sa.false())
     renewed = (
         sa.update(run)
         .where(run.c.run_id == the_run.run_id, run.c.status == "running", batch_job.c.job_id == run.c.job_id)
         .values(heartbeat_at=sa.func.clock_timestamp(), lease_expires_at=_lease_end(lease_s))
-        .returning(batch_job.c.status)
+        .returning(batch_job.c.status, is_overdue)
     )
     with db.connect() as connection:
-        status = connection.execute(renewed).scalar_one_or_none()
-    if status is None:
+        row = connection.execute(renewed).one_or_none()
+    if row is None:
         raise stale_run(the_run)
-    return JobStatus(status)
+    return JobNow(JobStatus(row[0]), row[1])
 
 
 def set_run_details(db: Database, the_run: Run, details: dict[str, str]) -> None:

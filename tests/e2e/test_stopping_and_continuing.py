@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -252,21 +251,18 @@ def test_a_process_that_is_told_to_end_leaves_the_job_to_be_continued(wiring: Wi
     assert len(set(after.values())) == 2
 
 
-def test_what_is_not_done_when_the_window_closes_expires(
-    wiring: Wiring, make_job: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def close_window(wiring: Wiring, job_id: str) -> None:
+    with wiring.database.connect() as connection:
+        connection.execute(
+            sa.text("UPDATE batch_job SET expires_at = clock_timestamp() WHERE job_id = :job_id"),
+            {"job_id": job_id},
+        )
+
+
+def test_what_is_not_done_when_the_window_closes_expires(wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=1500, max_tokens=200, completion_window_hours=1))
 
-    class LaterClock(datetime):
-        """Two hours on."""
-
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> "LaterClock":
-            return super().now(tz) + timedelta(hours=2)
-
-    outcome = run_job(
-        wiring, job_id, Watching(10, lambda: monkeypatch.setattr("flows.run_lease.datetime", LaterClock))
-    )
+    outcome = run_job(wiring, job_id, Watching(10, lambda: close_window(wiring, job_id)))
 
     assert outcome.status == "expired"
     assert outcome.succeeded >= 1

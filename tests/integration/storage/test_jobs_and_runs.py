@@ -137,7 +137,7 @@ def test_a_live_run_keeps_a_second_one_out(
 def test_a_run_whose_lease_ended_is_taken_over_and_told(db: Database, make_job: Callable[..., str]) -> None:
     job_id = make_job()
     dead = start_run(db, job_id, engine="e", policy="p", details={}, lease_s=60)
-    assert heartbeat(db, dead, lease_s=-1) is JobStatus.VALIDATING
+    assert heartbeat(db, dead, lease_s=-1).status is JobStatus.VALIDATING
     start_run(db, job_id, engine="e", policy="p", details={}, lease_s=60)
     with pytest.raises(StaleRunError):
         heartbeat(db, dead, lease_s=60)
@@ -164,7 +164,17 @@ def test_a_heartbeat_brings_the_wish_to_cancel(
     job_id = make_job()
     run = take_job(job_id)
     request_cancel(db, job_id)
-    assert heartbeat(db, run, lease_s=60) is JobStatus.CANCELLING
+    assert heartbeat(db, run, lease_s=60).status is JobStatus.CANCELLING
+
+
+@pytest.mark.parametrize(
+    ("window_s", "is_overdue"), [(None, False), (3600.0, False), (0.0, True)], ids=["none", "open", "closed"]
+)
+def test_a_heartbeat_tells_of_a_completion_window_that_closed(
+    db: Database, take_job: Callable[[str], Run], window_s: float | None, is_overdue: bool
+) -> None:
+    job_id = create_job(db, name="test", model="tiny", spec={}, completion_window_s=window_s)
+    assert heartbeat(db, take_job(job_id), lease_s=60).is_overdue is is_overdue
 
 
 def test_details_are_added_to_those_that_are_there(
