@@ -275,12 +275,22 @@ def _settle(context: JobContext) -> JobStatus:
     if reason is StopReason.CANCELLED:
         request_cancel(database, job_id)
     elif _advance(context, JobStatus.FINALIZING):
-        if reason is None:
-            return JobStatus.COMPLETED
-        close_pending(database, job_id, JobStatus.EXPIRED, run=context.run)
-        return JobStatus.EXPIRED
+        if reason is StopReason.EXPIRED and _is_cut_off(context):
+            return JobStatus.EXPIRED
+        return JobStatus.COMPLETED
     close_pending(database, job_id, JobStatus.CANCELLED, run=context.run)
     return JobStatus.CANCELLED
+
+
+def _is_cut_off(context: JobContext) -> bool:
+    """Closes what a completion window that is over has left; whether it left anything.
+
+    A job of which every request has its result by then is complete, however long its export takes.
+    """
+    database, job_id = context.wiring.database, context.job_id
+    close_pending(database, job_id, JobStatus.EXPIRED, run=context.run)
+    job = get_job(database, job_id)
+    return job.num_expired > 0 or job.ingested_at is None
 
 
 def _advance(context: JobContext, status: JobStatus) -> bool:
