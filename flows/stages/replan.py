@@ -97,7 +97,10 @@ class Replanner:
 
     def take(self) -> Plan | None:
         """The new revision, once, when it is ready."""
-        revised, self._revised = self._revised, None
+        revised = self._revised
+        # The thread puts it there once: looked at first, so that what comes in this moment is not lost.
+        if revised is not None:
+            self._revised = None
         return revised
 
     def _make_revision(self, commit: Callable[[], None]) -> None:
