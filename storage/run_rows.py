@@ -48,7 +48,7 @@ def commit_rows(
         # The lock keeps takeovers and other ranks' flushes out until the commit, so what is new stays
         # new.
         hold_job(connection, run)
-        new = _new_results(connection, run, _held(connection, run, results))
+        new = _first_of_each(_held(connection, run, _unrecorded(connection, run, results)))
         store_all(connection, [given.values for given in new], store_results, refuse_result)
         count_ended(connection, run, Counter(given.lease for given in new if given.lease is not None))
         store_all(connection, _new_windows(connection, run, windows), store_windows, refuse_window)
@@ -88,17 +88,25 @@ def _held(connection: psycopg.Connection, run: Run, results: Sequence[GivenResul
     return kept
 
 
-def _new_results(
+def _unrecorded(
     connection: psycopg.Connection, run: Run, results: Sequence[GivenResult]
 ) -> list[GivenResult]:
-    """Those without a result in the database, the first of each request."""
-    first = {given.values.seq: given for given in reversed(results)}
-    known = connection.execute(
-        "SELECT seq FROM result WHERE job_id = %s AND seq = ANY(%s)", (run.job_id, list(first))
+    """Those of requests without a result in the database.
+
+    Asked before the leases are: an earlier try, whose commit was never confirmed, may have got their shards
+    done, and then nobody holds these.
+    """
+    rows = connection.execute(
+        "SELECT seq FROM result WHERE job_id = %s AND seq = ANY(%s)",
+        (run.job_id, [given.values.seq for given in results]),
     )
-    for (seq,) in known.fetchall():
-        del first[seq]
-    return list(first.values())
+    known = {seq for (seq,) in rows}
+    return [given for given in results if given.values.seq not in known]
+
+
+def _first_of_each(results: Sequence[GivenResult]) -> list[GivenResult]:
+    """The first result of each request."""
+    return list({given.values.seq: given for given in reversed(results)}.values())
 
 
 def _new_windows(

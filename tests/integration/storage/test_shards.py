@@ -12,7 +12,7 @@ from storage.database import Database
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.recorder import Recorder
-from storage.results import counts, pending_seqs
+from storage.results import counts, iter_results, pending_seqs
 from storage.shards import (
     Lease,
     NewShard,
@@ -65,6 +65,30 @@ def test_a_shard_is_done_with_its_last_result(
 
     assert shards(db, run) == [(0, "done", 0, 1, 2, 2), (1, "leased", 1, 1, 8, 1)]
     assert counts(db, run.job_id).succeeded == 3
+
+
+def test_what_is_given_again_after_its_shard_is_done_is_not_called_late(
+    db: Database, objects: ObjectStore, run: Run, answer: Answer, caplog: pytest.LogCaptureFixture
+) -> None:
+    (lease,) = deal(db, run, NewShard(0, 1, 1.0))
+    record(db, objects, run, (answer(0), lease))
+    record(db, objects, run, (answer(0), lease))
+
+    assert shards(db, run) == [(0, "done", 0, 1, 1, 1)]
+    assert counts(db, run.job_id).succeeded == 1
+    assert not caplog.records
+
+
+def test_a_late_result_does_not_hide_that_of_who_holds_the_request_now(
+    db: Database, objects: ObjectStore, run: Run, answer: Answer
+) -> None:
+    (dead, _) = deal(db, run, NewShard(0, 4, 1.0), NewShard(1, 6, 1.0))
+    (waiting,) = release_rank(db, run, 0)
+    (taken,) = deal(db, run, NewShard(1, 4, 1.0), shrunk=[(waiting, 4)])
+
+    record(db, objects, run, (answer(0, "late"), dead), (answer(0, "held"), taken))
+
+    assert next(iter_results(db, run.job_id)).output_text == "held"
 
 
 def test_late_results_of_a_rank_that_was_given_up_are_refused(
