@@ -1,5 +1,6 @@
 """Something that a run does again and again beside its work, in a thread."""
 
+import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -7,9 +8,14 @@ from typing import Self
 
 from flows.stopping import thread_end_s
 
+logger = logging.getLogger(__name__)
+
 
 class Heartbeat:
     """Calls `beat` every `interval_s` seconds from a thread of its own, as a context manager.
+
+    A beat that fails is a line in the log and the next one comes: a run whose signs of life ended for good
+    would lose its job while it works on.
 
     The end of the block waits for a beat under way, but not for long where the process is being ended.
     """
@@ -22,7 +28,7 @@ class Heartbeat:
         Args:
             name: of the thread.
             interval_s: from the end of a beat to the next; the first one comes after as long.
-            beat: must handle its own errors.
+            beat: what is done; its errors end this beat alone.
         """
         self._interval_s = interval_s
         self._beat = beat
@@ -41,4 +47,7 @@ class Heartbeat:
 
     def _keep(self) -> None:
         while not self._ended.wait(self._interval_s):
-            self._beat()
+            try:
+                self._beat()
+            except Exception:
+                logger.exception("A beat of %s failed", self._thread.name)
