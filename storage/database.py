@@ -158,6 +158,11 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
         return StorageError(
             f"{safe_url} names a database that does not exist; create it or correct BLEND_DATABASE__URL."
         )
+    if sqlstate.startswith("53"):
+        return StorageUnavailableError(
+            f"The database at {safe_url} has run out of something ({primary or 'no details'}); give it more "
+            "room, memory or connections."
+        )
     # An InterfaceError is what a connection says that was lost before.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (
         isinstance(error, sqlalchemy.exc.DBAPIError) and error.connection_invalidated

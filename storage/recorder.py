@@ -11,7 +11,7 @@ import psycopg
 
 from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import BlendError, StorageError, StorageUnavailableError
-from storage.database import Database
+from storage.database import Database, storage_error
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.result_rows import GivenResult, GivenWindow, ResultValues, failed_values, finished_values
@@ -221,13 +221,19 @@ class Recorder:
                 away_since = now if away_since is None else away_since
                 if self._is_abandoned.is_set() or now - away_since >= self._give_up_after_s:
                     raise StorageUnavailableError(
-                        f"The database did not answer for {now - away_since:.0f} s; start it and run job "
-                        f"{self._run.job_id} again: what it lacks runs again.",
+                        f"Results could not be recorded for {now - away_since:.0f} s. {self._why(error)} "
+                        f"Then run job {self._run.job_id} again: what it lacks runs again.",
                         job_id=self._run.job_id,
                     ) from error
-                _log.warning("Results wait for the database: %s", type(error).__name__)
+                _log.warning("Results wait to be recorded: %s", self._why(error))
                 self._is_abandoned.wait(delay_s)
                 delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _why(self, error: Exception) -> str:
+        """What did not answer and what to do about it: the object store, too, takes a part of the answers."""
+        if isinstance(error, psycopg.Error):
+            error = storage_error(error, self._db.safe_url)
+        return str(error)
 
     def _values(self, event: RequestFinished | RequestFailed) -> ResultValues:
         if isinstance(event, RequestFailed):
