@@ -87,11 +87,7 @@ def run_demo(wiring: Wiring, progress: Progress, size: DemoSize) -> DemoOutcome:
         run_job(wiring, job_id, progress)
     duration_s = time.monotonic() - started_s
     report = build_report(
-        wiring.database,
-        wiring.objects,
-        job_id,
-        wiring.model_spec(spec),
-        load_device_profile(WHAT_IF_DEVICE),
+        wiring.database, job_id, wiring.model_spec(spec), load_device_profile(WHAT_IF_DEVICE)
     )
     num_s3, num_postgres = _source_counts(wiring, job_id)
     return DemoOutcome(report, duration_s, num_s3, num_postgres, as_flow)

@@ -10,12 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from blend_core.performance import step_cost
-from blend_core.plan import Plan
 from blend_core.specs import DeviceProfile, ModelSpec
 from storage.database import Database
 from storage.jobs import get_job
-from storage.objects import ObjectStore
-from storage.plans import load_plan, next_revision
+from storage.plans import load_plan_summary
 from storage.results import (
     Counts,
     DensityRow,
@@ -178,7 +176,6 @@ class JobReport:
 
 def build_report(
     database: Database,
-    objects: ObjectStore,
     job_id: str,
     model: ModelSpec | None = None,
     what_if: DeviceProfile | None = None,
@@ -187,7 +184,6 @@ def build_report(
 
     Args:
         database: the platform's tables.
-        objects: where plans lie.
         job_id: the job.
         model: sizes of the job's model; needed for the what-if only.
         what_if: another device to tell the density of the same work for.
@@ -196,7 +192,7 @@ def build_report(
         StorageError: there is no such job.
     """
     job = get_job(database, job_id)
-    plan = _first_plan(database, objects, job_id)
+    plan = load_plan_summary(database, job_id, revision=0)
     run_id = latest_run_id(database, job_id)
     windows = densities(database, run_id) if run_id is not None else []
     return JobReport(
@@ -204,12 +200,12 @@ def build_report(
         name=job.name,
         status=str(job.status),
         model=job.model,
-        device=None if plan is None else plan.summary.device,
+        device=None if plan is None else plan.device,
         what_if_device=None if what_if is None or model is None else what_if.name,
         counts=counts(database, job_id),
         metrics=job_metrics(database, job_id),
-        planned_sharing=None if plan is None else plan.summary.prefix_sharing_planned,
-        best_sharing=None if plan is None else plan.summary.prefix_sharing_best,
+        planned_sharing=None if plan is None else plan.prefix_sharing_planned,
+        best_sharing=None if plan is None else plan.prefix_sharing_best,
         error_codes=error_code_counts(database, job_id),
         batches=batch_densities(windows, model, what_if),
         failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
@@ -293,9 +289,3 @@ def _merge(group: Sequence[BatchDensity]) -> BatchDensity:
 
 def _ratio(compute_s: float | None, memory_s: float | None) -> float | None:
     return compute_s / memory_s if compute_s is not None and memory_s else None
-
-
-def _first_plan(database: Database, objects: ObjectStore, job_id: str) -> Plan | None:
-    if next_revision(database, job_id) == 0:
-        return None
-    return load_plan(database, objects, job_id, revision=0)

@@ -240,7 +240,7 @@ def _end_state(outcome: JobOutcome) -> State[Any]:
 def _show_report(wiring: Wiring, job_id: str, logger: RunLogger) -> None:
     """Shows what the job did. The job has ended: a service that does not answer now does not fail the run."""
     try:
-        report = build_report(wiring.database, wiring.objects, job_id)
+        report = build_report(wiring.database, job_id)
         create_markdown_artifact(
             report_markdown(report), key="summary", description=f"Job {job_id} {report.status}"
         )

@@ -160,7 +160,7 @@ def report(
             model = wiring.model_spec(parse_job(job.spec, origin=job_id))
         except ConfigurationError as error:
             tell(f"Told without --what-if: {error}")
-        built = build_report(wiring.database, wiring.objects, job_id, model, device)
+        built = build_report(wiring.database, job_id, model, device)
     if plot is not None:
         density_plot(built, plot)
     if json:

@@ -11,7 +11,7 @@ def report_job(context: JobContext) -> str:
     Raises:
         StorageError: succeeded, errored, expired and cancelled requests do not add up to the total.
     """
-    report = build_report(context.wiring.database, context.wiring.objects, context.job_id)
+    report = build_report(context.wiring.database, context.job_id)
     standing = report.counts
     num_ended = standing.succeeded + standing.errored + standing.expired + standing.cancelled
     if num_ended != standing.total:

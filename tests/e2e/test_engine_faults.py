@@ -101,7 +101,7 @@ def test_a_request_that_kills_engines_is_set_aside_and_a_new_process_remembers_t
     assert [death.num_in_flight for death in deaths[-2:]] == [1, 1]
     assert len(deaths) <= 5
     assert all("SIGKILL" in death.reason for death in deaths)
-    report = build_report(wiring.database, wiring.objects, job_id)
+    report = build_report(wiring.database, job_id)
     assert report.engine_deaths == tuple(deaths)
 
 
