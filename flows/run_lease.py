@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from blend_core.errors import (
     BlendError,
@@ -127,30 +127,35 @@ def held_job(db: Database, run: Run, stop: StopSignal) -> Iterator[None]:
         # The run belongs to no one any more; there is nothing to write down.
         raise
     except RunInterruptedError as error:
-        finish_run(db, run, RunStatus.CANCELLED, error_message=str(error))
+        _write_off(db, run, RunStatus.CANCELLED, str(error))
         raise
     except BlendError as error:
-        finish_run(db, run, RunStatus.FAILED, error_message=str(error))
+        _write_off(db, run, RunStatus.FAILED, str(error))
         raise
     except BaseException as error:
         # The message of a foreign error may quote a prompt; its kind is enough here, the log has the rest.
         message = f"Unexpected {type(error).__name__}."
         if isinstance(error, Exception):
-            finish_run(db, run, RunStatus.FAILED, error_message=message)
+            _write_off(db, run, RunStatus.FAILED, message)
         else:
-            _finish_in_time(db, run, message, thread_end_s(error))
+            _write_off_in_time(db, run, message, thread_end_s(error))
         raise
     status = RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED
     through_outages(lambda: finish_run(db, run, status), stop, logger.warning)
 
 
-def _finish_in_time(db: Database, run: Run, message: str, limit_s: float | None) -> None:
-    """Writes off a run whose process is being ended, unless the database is away: the lease ends it then."""
+def _write_off(db: Database, run: Run, status: RunStatus, message: str) -> None:
+    """Ends a run that failed. Where the database is away its lease ends it: why it failed says more."""
+    try:
+        finish_run(db, run, status, error_message=message)
+    except StorageError as error:
+        logger.warning("Run %s ends with its lease: %s", run.run_id, error)
 
-    def finish() -> None:
-        with suppress(StorageError):
-            finish_run(db, run, RunStatus.FAILED, error_message=message)
 
-    thread = threading.Thread(target=finish, name=f"finish-{run.run_id}", daemon=True)
+def _write_off_in_time(db: Database, run: Run, message: str, limit_s: float | None) -> None:
+    """The same of a run whose process is being ended, and will not wait for a database that hangs."""
+    thread = threading.Thread(
+        target=_write_off, args=(db, run, RunStatus.FAILED, message), name=f"finish-{run.run_id}", daemon=True
+    )
     thread.start()
     thread.join(limit_s)
