@@ -26,7 +26,6 @@ from storage.runs import RunStatus, finish_run, heartbeat, start_run
 
 logger = logging.getLogger(__name__)
 
-ENGINE_NAME = "torch"
 LEASE_S = 30.0
 HEARTBEAT_INTERVAL_S = 2.0
 
@@ -61,7 +60,14 @@ class RunLease:
 
 
 def take_job(
-    db: Database, job_id: str, *, policy: str, progress: Progress, stop: StopSignal, wait_for_lease: bool
+    db: Database,
+    job_id: str,
+    *,
+    engine: str,
+    policy: str,
+    progress: Progress,
+    stop: StopSignal,
+    wait_for_lease: bool,
 ) -> Run:
     """Starts a run of a job. The lease of a run whose process died on this machine counts for nothing; that
     of any other dead run is waited for, and one that is renewed is a live run's.
@@ -69,6 +75,7 @@ def take_job(
     Args:
         db: the platform's tables.
         job_id: the job.
+        engine: name of the engine that serves the job, to be recorded.
         policy: the job's admission policy, to be recorded.
         progress: told what is waited for.
         stop: ends the wait.
@@ -85,7 +92,7 @@ def take_job(
             return start_run(
                 db,
                 job_id,
-                engine=ENGINE_NAME,
+                engine=engine,
                 policy=policy,
                 details=holder_details(),
                 lease_s=LEASE_S,

@@ -186,6 +186,7 @@ def run_stages(
             take_job,
             database,
             job_id,
+            engine=wiring.engine_name(spec),
             policy=spec.options.policy.value,
             progress=progress,
             stop=stop,

@@ -131,6 +131,13 @@ class Wiring:
         """
         return Serving.of(self.settings.engine, spec.options)
 
+    def engine_name(self, spec: BatchJobSpec) -> str:
+        """The engine that serves a job here; where none can, the one that it asks for."""
+        try:
+            return self.serving(spec).engine.value
+        except ConfigurationError:
+            return spec.options.engine.value
+
     def model_spec(self, spec: BatchJobSpec) -> ModelSpec:
         """Sizes of a job's model in the element type that the engine will serve it in.
 

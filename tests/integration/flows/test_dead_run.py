@@ -26,7 +26,10 @@ from flows.stopping import StopSignal
 from storage.database import Database
 
 db = Database(sys.argv[1])
-take_job(db, sys.argv[2], policy="fcfs", progress=SilentProgress(), stop=StopSignal(), wait_for_lease=False)
+take_job(
+    db, sys.argv[2], engine="torch", policy="fcfs", progress=SilentProgress(), stop=StopSignal(),
+    wait_for_lease=False,
+)
 os._exit(1)
 """
 
@@ -38,7 +41,13 @@ def job_id(db: Database) -> str:
 
 def take(db: Database, job_id: str) -> Run:
     return take_job(
-        db, job_id, policy="fcfs", progress=SilentProgress(), stop=StopSignal(), wait_for_lease=False
+        db,
+        job_id,
+        engine="torch",
+        policy="fcfs",
+        progress=SilentProgress(),
+        stop=StopSignal(),
+        wait_for_lease=False,
     )
 
 

@@ -42,6 +42,21 @@ def test_endpoints_come_from_the_settings_and_show_no_secret(tmp_path: Path) -> 
     assert "hidden" not in repr(endpoints)
 
 
+@pytest.mark.parametrize(
+    ("asked", "recorded"),
+    [({"engine": "torch"}, "torch"), ({"engine": "vllm"}, "vllm")],
+    ids=["torch", "vllm"],
+)
+def test_a_run_is_recorded_with_the_engine_that_serves_its_job(
+    tmp_path: Path, asked: dict[str, str], recorded: str
+) -> None:
+    job = BatchJobSpec.model_validate({"s3": ["s3://bucket/in.jsonl"], "options": asked})
+
+    wiring = Wiring.from_settings(make_settings(tmp_path), Endpoints(database_url=URL))
+
+    assert wiring.engine_name(job) == recorded
+
+
 def test_sql_sources_are_named_in_any_case(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, sources={"crm": "postgresql://127.0.0.1:9/crm"})
 
