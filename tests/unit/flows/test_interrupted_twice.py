@@ -27,7 +27,8 @@ def away(closed_port: int) -> Database:
 def at_once() -> Iterator[None]:
     started_s = time.monotonic()
     yield
-    assert time.monotonic() - started_s < 8
+    # Without an interrupt it is ten minutes.
+    assert time.monotonic() - started_s < 60
 
 
 def test_the_recorder_waits_for_no_database_then(away: Database, closed_port: int) -> None:
@@ -46,7 +47,7 @@ def test_the_recorder_waits_for_no_database_then(away: Database, closed_port: in
 
 def test_an_interrupt_of_a_held_job_stays_an_interrupt(away: Database) -> None:
     def interrupted() -> None:
-        with held_job(away, RUN, StopSignal(), None):
+        with held_job(away, RUN, StopSignal()):
             raise KeyboardInterrupt
 
     with at_once(), pytest.raises(KeyboardInterrupt):
