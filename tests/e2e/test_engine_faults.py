@@ -142,7 +142,7 @@ def test_requests_too_large_for_the_cache_are_refused_when_they_are_planned(
     assert seen == [2]
     found = errors(wiring, job_id)
     assert {row.error_code for row in found.values()} == {"request_too_large"}
-    assert "max_tokens of 2000" in (found["request-1"].error_message or "")
+    assert "max_tokens of 2,000" in (found["request-1"].error_message or "")
 
 
 def test_a_request_that_takes_too_long_is_an_error_row(
