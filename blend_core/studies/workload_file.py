@@ -29,7 +29,7 @@ MAX_COUNT = 1 << 30
 
 
 def read_workload(path: Path) -> Workload:
-    """Reads a file with a row per request.
+    """Reads a file with a row per request; errors count rows from 1.
 
     Columns: `num_prompt_tokens`, `num_output_tokens`, `prefix_path` (a list of pairs of segment id and
     tokens, as lists or structs), `preset` (whether the output length is known beforehand). What a prompt has
@@ -127,7 +127,7 @@ def _counts(path: Path, table: pa.Table, name: str) -> Ints:
     wrong = np.flatnonzero((counts < 1) | (counts > MAX_COUNT))
     if len(wrong):
         raise ConfigurationError(
-            f"{path.name}: {name} of row {wrong[0]} is {column[int(wrong[0])].as_py()}; give every row a "
+            f"{path.name}: {name} of row {wrong[0] + 1} is {column[int(wrong[0])].as_py()}; give every row a "
             f"number from 1 to {MAX_COUNT:,}."
         )
     return counts
@@ -143,7 +143,7 @@ def _requests(
     segment_tokens: list[int] = []
     offsets = [0]
     own: list[int] = []
-    for row, (given, num_prompt_tokens) in enumerate(zip(paths, prompt.tolist(), strict=True)):
+    for row, (given, num_prompt_tokens) in enumerate(zip(paths, prompt.tolist(), strict=True), start=1):
         num_own_tokens, parent = num_prompt_tokens, -1
         for segment, num_tokens in _pairs(path, row, given):
             if tokens_of.setdefault(segment, num_tokens) != num_tokens:

@@ -23,7 +23,7 @@ def run_simulate_bench(path: Path, seed: int, tell: Callable[[str], None]) -> Wo
     largest = int(num_kv_tokens.argmax())
     if num_kv_tokens[largest] > limits.num_blocks * limits.block_size:
         raise ConfigurationError(
-            f"{path.name}: row {largest} needs {num_kv_tokens[largest]:,} tokens of KV and there "
+            f"{path.name}: row {largest + 1} needs {num_kv_tokens[largest]:,} tokens of KV and there "
             f"are {limits.num_blocks * limits.block_size:,}; leave out what nothing can run."
         )
     return run_workload(workload, model, device, seed, told=tell)

@@ -62,14 +62,14 @@ def test_pairs_may_be_structs(tmp_path):
         ({"preset": [False, None, True]}, "null in 1 row; make it true or false"),
         ({"preset": ["false", "true", "false"]}, "preset is string; make it true or false"),
         ({"prefix_path": [[7, 64], [7], []]}, "make it lists of pairs"),
-        ({"prefix_path": [[], [[7, 64, 1]], []]}, "row 1 has to be a list of pairs"),
+        ({"prefix_path": [[], [[7, 64, 1]], []]}, "row 2 has to be a list of pairs"),
         ({"prefix_path": [[[7, None]], [], []]}, "list of pairs"),
         ({"prefix_path": [[[7, 0]], [], []]}, "at least 1"),
         ({"prefix_path": [[None], [], []]}, "list of pairs"),
         ({"prefix_path": [7, 8, 9]}, "prefix_path is int64; make it lists of pairs"),
         ({"prefix_path": [[{"id": True, "tokens": 9}], [], []]}, "id: bool"),
         ({"prefix_path": [[[7, 1]], [[7, 3]], []]}, "has 3 tokens and had 1 before"),
-        ({"prefix_path": [[[7, 64]], [[8, 2], [7, 66]], []]}, "row 1 has 66 tokens and had 64 before"),
+        ({"prefix_path": [[[7, 64]], [[8, 2], [7, 66]], []]}, "row 2 has 66 tokens and had 64 before"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, change, message):
@@ -102,7 +102,7 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
 
 def test_a_number_out_of_range_is_named_with_its_row(tmp_path):
     path = write(tmp_path / "w.parquet", **ROWS | {"num_output_tokens": [900, -3, 7]})
-    with pytest.raises(ConfigurationError, match="num_output_tokens of row 1 is -3; give every row a number"):
+    with pytest.raises(ConfigurationError, match="num_output_tokens of row 2 is -3; give every row a number"):
         read_workload(path)
 
 
@@ -122,5 +122,5 @@ def test_an_empty_file_is_refused(tmp_path):
 
 def test_a_request_that_no_device_of_the_studies_can_hold_is_refused(tmp_path):
     path = write(tmp_path / "w.parquet", **ROWS | {"num_prompt_tokens": [100, 1_000_000, 50]})
-    with pytest.raises(ConfigurationError, match="row 1 needs 1,000,899 tokens of KV"):
+    with pytest.raises(ConfigurationError, match="row 2 needs 1,000,899 tokens of KV"):
         run_simulate_bench(path, 0, lambda text: None)
