@@ -228,8 +228,9 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
         running = running_work(tuple(self._in_flight.right_side()))
         left_head, longest = self._left_head(), self._sides.longest()
+        left = self._sides.work(Side.LEFT)
         self._pace = Pace.of(
-            self._sides.work(Side.LEFT),
+            left,
             self._sides.work(Side.RIGHT),
             running,
             self._limits,
@@ -238,20 +239,19 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
-        self._balances = self._balance_pays()
+        self._balances = self._balance_pays(left_head, left)
         looks_ahead = not self._pace.is_step_bound
         self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
         self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
 
-    def _balance_pays(self) -> bool:
+    def _balance_pays(self, left_head: int | None, left: Work) -> bool:
         """Whether compute and KV reading hide more of one another than the room takes that this needs."""
-        return self._left_head() is not None and self._pace.hidden_share > self._room_share()
+        return left_head is not None and self._pace.hidden_share > self._room_share(left)
 
-    def _room_share(self) -> float:
+    def _room_share(self, left: Work) -> float:
         """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its
         way in, chunk by chunk, and room is kept for another."""
-        num_tokens = self._sides.work(Side.LEFT).num_prefill_tokens
-        num_prompt_tokens = num_tokens / max(1, self._sides.num_waiting(Side.LEFT))
+        num_prompt_tokens = left.num_prefill_tokens / max(1, self._sides.num_waiting(Side.LEFT))
         return max(2.0 * num_prompt_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
 
     def _right_limit(self, view: EngineView, left: int | None) -> float:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits, Side
 from blend_core.policies.density_matched import ALL_RULES, DensityMatchedPolicy
+from blend_core.policies.request_kind import Work
 
 
 class DfsAheadPolicy(DensityMatchedPolicy):
@@ -28,7 +29,7 @@ class DfsAheadPolicy(DensityMatchedPolicy):
         self._sides.sort()
         self._start_over()
 
-    def _balance_pays(self) -> bool:
+    def _balance_pays(self, left_head: int | None, left: Work) -> bool:
         # The rule is measured as the whole policy has it here, with KV kept free for long answers.
         return True
 
