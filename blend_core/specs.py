@@ -266,10 +266,9 @@ def _checked(file: Path, name: str, value: object, expected: Any) -> str | float
         allowed = f"one line of 1 to {_MAX_NAME_LENGTH} characters"
     else:
         least, most = _RANGES.get(name, (1, 1 << 62))
-        is_number = type(value) is int or (expected is float and type(value) is float)
         # Not a number is in no range.
-        if is_number and least <= value <= most:  # type: ignore[operator]
-            return expected(value)  # type: ignore[no-any-return]
+        if isinstance(value, int | float) and type(value) in (int, expected) and least <= value <= most:
+            return float(value) if expected is float else value
         allowed = f"{'a' if expected is float else 'a whole'} number from {least:g} to {most:g}"
     raise ConfigurationError(f"{file} has {reprlib.repr(value)} as {name}; make it {allowed}.")
 
