@@ -6,8 +6,8 @@ import typer
 
 from blend_core.errors import ConfigurationError
 from flows.cli import bench_studies
-from flows.cli.numbers import MAX_SEED
 from flows.cli.output import Json, print_json, print_line, print_table, tell
+from flows.numbers import MAX_SEED
 
 MAX_NUM_PLANNED = 10_000_000
 """More would take more memory than machines have."""

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from blend_core.wording import duration_text
-from flows.cli.numbers import MAX_SEED
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 from flows.cli.study_output import (
     Study,
@@ -16,6 +15,7 @@ from flows.cli.study_output import (
     tell_paths,
     write_tables,
 )
+from flows.numbers import MAX_SEED
 
 Traces = Annotated[
     Path | None,

@@ -9,8 +9,8 @@ import typer
 
 from blend_core.errors import ConfigurationError
 from blend_core.wording import count_text
-from flows.cli.numbers import MAX_TOKENS
 from flows.cli.output import Json, print_json, print_line, tell
+from flows.numbers import MAX_TOKENS
 
 Source = Annotated[
     str,

@@ -25,6 +25,7 @@ from flows.ingest.values import (
     read_top_k,
     read_top_p,
 )
+from flows.numbers import MAX_TOKENS
 
 Read = Callable[[str, object], object]
 
@@ -120,7 +121,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "the same; equal to `max_tokens` where both are given",
         read_max_tokens,
     ),
-    _read("min_tokens", _BOTH, "an integer from 0, at most `max_tokens`", read_int(0, 2**31 - 1)),
+    _read("min_tokens", _BOTH, "an integer from 0, at most `max_tokens`", read_int(0, MAX_TOKENS)),
     _read("temperature", _BOTH, "a number from 0 to 2; 1 if absent", read_number(0.0, 2.0)),
     _read("top_p", _BOTH, "a number above 0, at most 1", read_top_p),
     _read("top_k", _BOTH, "an integer from 1; 0 or -1 keeps the whole vocabulary", read_top_k),

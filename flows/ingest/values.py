@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from blend_core.errors import RequestError, RequestErrorCode
+from flows.numbers import MAX_TOKENS
 
 _MAX_MODEL_CHARS = 512
 _MAX_STOP_STRINGS = 4
-_MAX_TOKENS = 2**31 - 1
 
 
 def invalid_value(message: str) -> RequestError:
@@ -78,9 +78,9 @@ def read_top_k(name: str, value: object) -> int:
 
 def read_max_tokens(name: str, value: object) -> int:
     """An upper bound of output tokens, at least 1."""
-    if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
+    if type(value) is not int or not 1 <= value <= MAX_TOKENS:
         raise RequestError(
-            f"`{name}` must be an integer from 1 to {_MAX_TOKENS}; leave it out for the job's default.",
+            f"`{name}` must be an integer from 1 to {MAX_TOKENS}; leave it out for the job's default.",
             RequestErrorCode.INVALID_MAX_TOKENS,
         )
     return value
