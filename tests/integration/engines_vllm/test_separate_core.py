@@ -68,7 +68,8 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
 
         def take_and_kill(event: EngineEvent) -> None:
             outcome.add(event)
-            if isinstance(event, RequestsAdmitted) and core.is_running():
+            # vLLM may start the first request before the second has reached it.
+            if isinstance(event, RequestsAdmitted) and len(outcome.admitted) >= 4 and core.is_running():
                 os.kill(core.pid, signal.SIGKILL)
 
         with pytest.raises(EngineDiedError, match="ended"):
