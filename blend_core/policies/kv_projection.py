@@ -2,6 +2,7 @@
 them."""
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -21,7 +22,24 @@ Floats = npt.NDArray[np.float64]
 _SURE: Final = 1e-3
 """A request that is alive with a smaller probability does not count at that time."""
 
-_ONES: Final[Floats] = np.ones(len(LENGTH_GRID))
+_SURELY: Final[tuple[Floats, ...]] = tuple(np.ones(num_bins) for num_bins in range(len(LENGTH_GRID) + 1))
+"""The probability of being alive over so many bins of who surely is."""
+
+_GRID_ENDS: Final[tuple[float, ...]] = tuple(LENGTH_GRID_ENDS.tolist())
+
+
+@dataclass(slots=True)
+class _Joined:
+    """Requests that joined at one step, all alive alike, and are not in the sums yet.
+
+    What they hold is counted from where the grid begins, so that it may be less than nothing.
+    """
+
+    alive: Floats
+    first_bin: int
+    num_requests: int = 0
+    num_tokens: float = 0.0
+    num_tokens_sq: float = 0.0
 
 
 class KvProjection:
@@ -32,9 +50,8 @@ class KvProjection:
     `replace`; requests that join later count from their step on. A request that ends has nothing to be taken
     away: of a known length it counted up to here, and of others so many were expected to have ended.
 
-    Attributes:
-        mean: `(num_bins,)` expected tokens.
-        variance: `(num_bins,)` of them; 0 where every length is known.
+    While KV is far from its limit, a bound in one number says so, and those that join are put into the sums
+    together once somebody asks for them.
     """
 
     __slots__ = (
@@ -42,11 +59,13 @@ class KvProjection:
         "_deviations",
         "_first_bin",
         "_high",
+        "_high_at_most",
         "_joined",
+        "_looked_at",
+        "_mean",
         "_num_steps",
         "_since",
-        "mean",
-        "variance",
+        "_variance",
     )
 
     def __init__(self) -> None:
@@ -58,11 +77,12 @@ class KvProjection:
 
         `deviations`, standard ones, are kept free above what is expected; less than 0 takes less than that.
         """
-        self.mean, self.variance, self._since, self._deviations = mean, variance, clock, deviations
-        self._high: Floats = mean + deviations * np.sqrt(variance)
+        self._mean, self._variance, self._since, self._deviations = mean, variance, clock, deviations
         self._num_steps = self._first_bin = 0
         self._ahead: dict[int, Floats] = {}
-        self._joined: tuple[Floats, Floats, Floats] = (mean, variance, self._high)
+        self._joined: dict[tuple[int, int], _Joined] = {}
+        self._looked_at: tuple[float, Floats, float, tuple[Floats, Floats, Floats] | None] | None = None
+        self._sum_up()
 
     def advance(self, clock: int) -> None:
         """Goes on to a step."""
@@ -71,6 +91,18 @@ class KvProjection:
             self._num_steps = num_steps
             self._first_bin = bisect_right(GRID_POINTS, num_steps) - 1
             self._ahead = {}
+
+    @property
+    def mean(self) -> Floats:
+        """`(num_bins,)` expected tokens."""
+        self._sum_up_joined()
+        return self._mean
+
+    @property
+    def variance(self) -> Floats:
+        """`(num_bins,)` of the tokens; 0 where every length is known."""
+        self._sum_up_joined()
+        return self._variance
 
     @property
     def peak_tokens(self) -> float:
@@ -87,7 +119,7 @@ class KvProjection:
         """
         if lengths is None:
             end = bisect_left(GRID_POINTS, self._num_steps + max(1.0, left))
-            return _ONES[: end - self._first_bin]
+            return _SURELY[end - self._first_bin]
         if num_output_tokens > 0:
             return self._alive(lengths, num_output_tokens)
         # All that start in one step are asked for alike.
@@ -109,14 +141,24 @@ class KvProjection:
 
         `alive` is what `alive` gave. What was found out is kept for `join`.
         """
+        held = num_tokens - self._num_steps
         first = self._first_bin
+        # At most all that it will ever hold, and its deviation, sqrt(p (1 - p)) of that, at most half of it.
+        own = (held + _GRID_ENDS[first + len(alive) - 1]) * (1.0 + max(0.0, self._deviations) / 2.0)
+        if self._high_at_most + own > limit_tokens:
+            self._sum_up_joined()
+        high_at_most = self._high_at_most + own
+        if high_at_most <= limit_tokens:
+            self._looked_at = held, alive, high_at_most, None
+            return True
         now = slice(first, first + len(alive))
-        mean, variance = contribution(num_tokens - self._num_steps, alive, LENGTH_GRID_ENDS[now])
-        mean += self.mean[now]
-        variance += self.variance[now]
+        mean, variance = contribution(held, alive, LENGTH_GRID_ENDS[now])
+        mean += self._mean[now]
+        variance += self._variance[now]
         high = mean + self._deviations * np.sqrt(variance)
-        self._joined = mean, variance, high
-        return bool(high.max() <= limit_tokens)
+        high_peak = float(high.max())
+        self._looked_at = held, alive, max(self._high_at_most, high_peak), (mean, variance, high)
+        return high_peak <= limit_tokens
 
     def add(self, num_tokens: float, alive: Floats) -> None:
         """A request that holds `num_tokens` joins."""
@@ -125,16 +167,52 @@ class KvProjection:
 
     def join(self) -> None:
         """The request that `fits` looked at last joins; nothing may have joined or gone on since."""
-        mean, variance, high = self._joined
-        now = slice(self._first_bin, self._first_bin + len(mean))
-        self.mean[now], self.variance[now], self._high[now] = mean, variance, high
+        if self._looked_at is None:
+            return
+        held, alive, self._high_at_most, sums = self._looked_at
+        first = self._first_bin
+        if sums is not None:
+            now = slice(first, first + len(alive))
+            self._mean[now], self._variance[now], self._high[now] = sums
+            return
+        key = id(alive), first
+        joined = self._joined.get(key)
+        if joined is None:
+            joined = self._joined[key] = _Joined(alive, first)
+        joined.num_requests += 1
+        joined.num_tokens += held
+        joined.num_tokens_sq += held * held
 
     def longest_fit(self, num_tokens: float, limit_tokens: float) -> float:
         """Returns for how many steps a request that holds `num_tokens` now and surely lives fits."""
+        self._sum_up_joined()
         first = self._first_bin
         high = self._high[first:] + LENGTH_GRID_ENDS[first:]
         over = np.flatnonzero(high > limit_tokens - num_tokens + self._num_steps)
         return max(0.0, GRID_POINTS[first + int(over[0])] - self._num_steps) if len(over) else inf
+
+    def _sum_up_joined(self) -> None:
+        """Puts those that joined into the sums."""
+        if not self._joined:
+            return
+        for joined in self._joined.values():
+            alive = joined.alive
+            now = slice(joined.first_bin, joined.first_bin + len(alive))
+            ends = LENGTH_GRID_ENDS[now]
+            grown = joined.num_requests * ends
+            if alive is _SURELY[len(alive)]:
+                self._mean[now] += joined.num_tokens + grown
+                continue
+            self._mean[now] += alive * (joined.num_tokens + grown)
+            # The sum of (held + end)^2 over all of them.
+            squares = joined.num_tokens_sq + (2.0 * joined.num_tokens + grown) * ends
+            self._variance[now] += alive * (1.0 - alive) * squares
+        self._joined = {}
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self._high: Floats = self._mean + self._deviations * np.sqrt(self._variance)
+        self._high_at_most = float(self._high[self._first_bin :].max())
 
 
 def contribution(
