@@ -37,6 +37,7 @@ def make_random_llama(
     folder: Path,
     *,
     vocab_size: int = 1024,
+    hidden_size: int = 64,
     tokenizer: bool = True,
     seed: int = 0,
     model_type: str = "llama",
@@ -49,6 +50,7 @@ def make_random_llama(
     Args:
         folder: made if missing; files in it are overwritten.
         vocab_size: rows of the embedding; the tokenizer uses all of them up to about 3,000.
+        hidden_size: numbers that stand for a token; the inner layers have twice as many.
         tokenizer: False leaves the tokenizer files out.
         seed: of the weights. The tokenizer is the same for every seed.
         model_type: `llama`, `qwen2` (biased qkv) or `qwen3` (normalised q and k).
@@ -64,8 +66,8 @@ def make_random_llama(
         "architectures": [_ARCHITECTURES[model_type]],
         "model_type": model_type,
         "vocab_size": vocab_size,
-        "hidden_size": 64,
-        "intermediate_size": 128,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

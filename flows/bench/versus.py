@@ -19,6 +19,9 @@ from flows.bench.versus_process import RUN_BATCH, RunFigures, VersusRun
 from flows.settings import Settings
 
 RANDOM_MODEL: Final = "random-llama"
+RANDOM_HIDDEN_SIZE: Final = 256
+"""Of the random model: enough that a step's time is that of its tokens, and a run still takes seconds."""
+
 NAMES: Final = (RUN_BATCH, "fcfs", "dfs", "dual_scan", "density_matched")
 """Ways to run the file: vLLM's own batch runner, and our policies."""
 
@@ -157,7 +160,9 @@ def _model_folder(settings: Settings, model: str, folder: Path) -> Path:
         return ModelStore(settings.home / "models").resolve(model)
     from flows.bench.random_llama import make_random_llama
 
-    return make_random_llama(folder / RANDOM_MODEL, max_model_len=MAX_MODEL_LEN)
+    return make_random_llama(
+        folder / RANDOM_MODEL, hidden_size=RANDOM_HIDDEN_SIZE, max_model_len=MAX_MODEL_LEN
+    )
 
 
 def _measure(run: VersusRun, folder: Path) -> tuple[RunFigures, float]:

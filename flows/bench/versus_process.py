@@ -175,10 +175,12 @@ def _run_policy(run: VersusRun) -> RunFigures:
     options = _options(run)
     engine = VllmEngine(options)
     info = engine.open()
+    # `run-batch` has its tokenizer loaded by now as well.
+    tokenizer = Tokenizer(Path(run.model_folder))
     begin = time.perf_counter()
     parsing = ParseOptions("")
     drafts = [parse_line(line, parsing) for line in Path(run.request_file).read_bytes().splitlines()]
-    prompts = Tokenizer(Path(run.model_folder)).encode_chat([draft.messages or [] for draft in drafts])
+    prompts = tokenizer.encode_chat([draft.messages or [] for draft in drafts])
     requests = [
         Request(seq, token_ids, draft.sampling)
         for seq, (draft, token_ids) in enumerate(zip(drafts, prompts, strict=True))
