@@ -75,17 +75,20 @@ class LookAhead:
         self.projection.replace(clock, running.kv_mean, running.kv_variance, deviations)
         self.forget(clock)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether to look for a candidate: after a refresh, and after each right request that starts or
+        leaves."""
+        return self.candidate is None and self._ledger.clock >= self.again_at
+
     def look(self, head: int | None, limit_tokens: float, refresh_at: int) -> None:
-        """Looks for a request that KV ahead has room for: after a refresh, and after each right request that
-        starts or leaves.
+        """Looks for a request that KV ahead has room for.
 
         Args:
             head: the right side's next.
             limit_tokens: KV tokens that the right side may come to.
             refresh_at: step at which sums are made anew; nothing changes for the better before.
         """
-        if self.candidate is not None or self._ledger.clock < self.again_at:
-            return
         self.again_at = refresh_at
         if head is None:
             return

@@ -34,7 +34,8 @@ class Right:
         self.ahead = LookAhead(self.ledger, self.sides, rules)
 
     def look(self, head, limit_tokens):
-        self.ahead.look(head, limit_tokens, REFRESH_AT)
+        if self.ahead.is_due:
+            self.ahead.look(head, limit_tokens, REFRESH_AT)
         return self.ahead.candidate
 
     def admit(self, slot):
