@@ -87,6 +87,7 @@ class AdmissionQueue:
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self._num_finished = 0
+        self._asked_in_vain = False
 
     # What a run asks.
 
@@ -235,7 +236,10 @@ class AdmissionQueue:
     def is_ready(self, seq: int) -> bool:
         """See `EngineView`."""
         request = self._waiting.get(seq)
-        return request is not None and self._view.readiness(request) is Readiness.READY
+        if request is None:
+            self._asked_in_vain = True
+            return False
+        return self._view.readiness(request) is Readiness.READY
 
     # A step, as the scheduler class goes through it.
 
@@ -285,6 +289,11 @@ class AdmissionQueue:
     def take_num_finished(self) -> int:
         """Requests that ended since the last call."""
         taken, self._num_finished = self._num_finished, 0
+        return taken
+
+    def take_asked_in_vain(self) -> bool:
+        """Whether the policy asked, since the last call, for a request that is not here."""
+        taken, self._asked_in_vain = self._asked_in_vain, False
         return taken
 
     def _settle(self, num_scheduled_tokens: Mapping[str, int] | None) -> None:

@@ -41,6 +41,7 @@ class Stepped(NamedTuple):
         revision: plan revision in force when it was scheduled.
         added_s: what our part of the scheduler took of it.
         has_outputs: whether vLLM sends outputs of it.
+        asked_in_vain: the policy would have started a request that vLLM has not got.
     """
 
     counts: StepCounts | None
@@ -55,6 +56,7 @@ class Stepped(NamedTuple):
     revision: int
     added_s: float
     has_outputs: bool
+    asked_in_vain: bool
 
     def record(self) -> StepRecord | None:
         """The step as windows count it."""

@@ -24,7 +24,8 @@ from blend_core.errors import EngineDiedError, EngineError, RequestErrorCode
 from blend_core.request import Request
 
 _LOOK_EVERY_STEPS = 32
-"""What comes next changes with admissions, and now and then by itself."""
+"""What comes next changes with admissions, and now and then by itself. A look costs as much as a step of
+policy, and scheduling waits for it."""
 
 _FINISH_REASONS = ("stop", "length")
 
@@ -88,9 +89,10 @@ class Run:
         self._started: dict[int, tuple[Request, float, int]] = {}
         # In the order of admission, which is the order in which they run out.
         self._deadlines: dict[int, float] = {}
-        self._look_ahead = info.limits.max_num_seqs
-        self._fetch_size = 4 * info.limits.max_num_seqs
-        self._look_in_steps = 0
+        # After a look so many are at hand that a step which starts all it can leaves as many for the next.
+        self._look_ahead = 2 * info.limits.max_num_seqs
+        self._fetch_size = 2 * self._look_ahead
+        self._look_in_steps = self._look_in_starts = 0
         self.added_s = 0.0
         self.num_steps = 0
         opened.core.control.start(opened.options.policy, plan)
@@ -136,7 +138,6 @@ class Run:
         self._queued.pop(seq, None)
         self._started.pop(seq, None)
         self._deadlines.pop(seq, None)
-        self._look_in_steps = 0
 
     def _take_revision(self) -> None:
         plan = self._source.revision()
@@ -151,9 +152,12 @@ class Run:
 
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""
-        if self._look_in_steps > 0:
+        if len(self._queued) + len(self._started) >= len(self._open):
+            # All that is left is there.
             return
-        self._look_in_steps = _LOOK_EVERY_STEPS
+        if self._look_in_steps > 0 and self._look_in_starts > 0 and self._queued:
+            return
+        self._look_in_steps, self._look_in_starts = _LOOK_EVERY_STEPS, self._look_ahead // 2
         control = self._core.control
         # Again and again, as all that were fetched may fail and the next ones be unknown yet.
         while not all(self._knows(seq) for seq in control.upcoming(self._look_ahead)):
@@ -219,19 +223,19 @@ class Run:
                 self._started[seq] = (request, now, report.revision)
                 if self._timeout_s is not None:
                     self._deadlines[seq] = now_s + self._timeout_s
-        self._look_in_steps = 0
+        self._look_in_starts -= len(report.seqs)
         known = tuple(seq for seq in report.seqs if seq in self._started)
         if known:
             yield RequestsAdmitted(known)
 
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
+        if report.asked_in_vain:
+            self._look_in_steps = 0
         record = report.record()
         if record is None:
             return
         self.added_s += report.added_s
         self.num_steps += 1
-        if record.num_preempted:
-            self._look_in_steps = 0
         windows: list[StepWindow | None] = []
         if report.revision > self._window_revision:
             # Steps that were scheduled before the revision have come before.

@@ -98,7 +98,9 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             step = self._open_steps.popleft()
             self._report(self._through(step, end_s, has_outputs=bool(outputs)))
         elif outputs:
-            self._report(Stepped(None, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, self.admission.revision, 0.0, True))
+            self._report(
+                Stepped(None, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, self.admission.revision, 0.0, True, False)
+            )
         return outputs
 
     # What a run in the same process asks beside `control`.
@@ -218,6 +220,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             step.revision,
             step.added_s + time.perf_counter() - end_s,
             has_outputs,
+            self.admission.take_asked_in_vain(),
         )
 
     def _report(self, report: Report) -> None:

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 from cases import random_job
 from checked_policy import CheckedPolicy
 
-from blend_core.engines.vllm.admission_queue import Readiness
+from blend_core.engines.vllm.admission_queue import Readiness, seq_of
 from blend_core.policies.base import Side
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
@@ -270,3 +270,19 @@ def test_counts_of_steps_add_up_over_preemptions():
     assert checked.num_preempted > 0
     assert prefill - recomputed == sum(map(len, job.prompts))
     assert decode == sum(job.output_tokens) - len(job.prompts)
+
+
+def test_that_the_policy_asked_for_a_request_that_is_not_there_is_told_once():
+    job = random_job(3, num_requests=4, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=60)
+    first, *_ = start(scheduler, job, kind=WaitingForItsHead).upcoming(4)
+    queue = scheduler.queue
+    for request in requests_of(job):
+        if seq_of(request) != first:
+            scheduler.add(request)
+    assert not queue.take_asked_in_vain()
+
+    scheduler.step()
+
+    assert queue.take_asked_in_vain()
+    assert not queue.take_asked_in_vain()
