@@ -166,7 +166,7 @@ def _run_policy(run: VersusRun) -> RunFigures:
     from blend_core.engines.vllm.engine import VllmEngine
     from blend_core.errors import EngineError
     from blend_core.planner import PlanConfig, build_plan
-    from blend_core.request import Request
+    from blend_core.request import Request, SamplingParams
     from blend_core.tokenizing import Tokenizer
     from flows.bench.engine import request_arrays
     from flows.ingest.parse import ParseOptions, parse_line
@@ -175,8 +175,13 @@ def _run_policy(run: VersusRun) -> RunFigures:
     options = _options(run)
     engine = VllmEngine(options)
     info = engine.open()
-    # `run-batch` has its tokenizer loaded by now as well.
+    # Code is loaded by now, as `run-batch` has its own and its tokenizer.
     tokenizer = Tokenizer(Path(run.model_folder))
+    planning = PlanConfig(
+        run.name, run.block_size, sample_fraction=0, max_num_batched_tokens=run.max_num_batched_tokens
+    )
+    first = Request(0, np.arange(2 * run.block_size, dtype=np.int32), SamplingParams(1))
+    build_plan(request_arrays([first]), info.model, info.device, planning)
     begin = time.perf_counter()
     parsing = ParseOptions("")
     drafts = [parse_line(line, parsing) for line in Path(run.request_file).read_bytes().splitlines()]
@@ -186,14 +191,7 @@ def _run_policy(run: VersusRun) -> RunFigures:
         for seq, (draft, token_ids) in enumerate(zip(drafts, prompts, strict=True))
         if isinstance(token_ids, np.ndarray)
     ]
-    plan = build_plan(
-        request_arrays(requests),
-        info.model,
-        info.device,
-        PlanConfig(
-            run.name, run.block_size, sample_fraction=0, max_num_batched_tokens=run.max_num_batched_tokens
-        ),
-    )
+    plan = build_plan(request_arrays(requests), info.model, info.device, planning)
     num_output = num_prompt = num_cached = num_preempted = 0
     with Path(run.output_file).open("w") as output:
         for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
