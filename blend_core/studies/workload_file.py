@@ -57,11 +57,13 @@ def _read_table(path: Path) -> pa.Table:
     if not path.is_file():
         raise ConfigurationError(f"There is no file {path}; name a Parquet file with a row per request.")
     try:
-        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+        # Arrow's threads let go of a Python file some time after the read: at the interpreter's exit, which a bad
+        # row brings about at once, that aborts the process. So this thread reads alone.
+        with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
             schema = file.schema_arrow
             for name, expected in COLUMNS.items():
                 _check_column(path, schema, name, expected)
-            return file.read(columns=list(COLUMNS))
+            return file.read(columns=list(COLUMNS), use_threads=False)
     except pa.ArrowInvalid as error:
         raise ConfigurationError(
             f"{path} is no Parquet file, or a damaged one; write it with the columns {', '.join(COLUMNS)}."

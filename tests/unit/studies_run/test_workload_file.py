@@ -1,5 +1,8 @@
 """Anyone's workload comes as a Parquet file; what cannot be is refused with what to do."""
 
+import subprocess
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,6 +38,25 @@ def test_paths_and_what_is_left_of_a_prompt_become_segments(tmp_path):
     assert requests.min_tokens.tolist() == [0, 900, 0]
     assert requests.max_tokens.tolist() == [1024, 900, 1024]
     assert workload.num_output_tokens.tolist() == [5, 900, 7]
+
+
+_THREADS_OF_A_READ = """
+import sys, pathlib, psutil
+from blend_core.studies.workload_file import read_workload
+process = psutil.Process()
+before = process.num_threads()
+read_workload(pathlib.Path(sys.argv[1]))
+print(process.num_threads() - before)
+"""
+
+
+def test_reading_leaves_no_thread_that_could_outlive_the_interpreter(tmp_path):
+    # One that lets go of a Python object while the interpreter ends aborts the process, behind its error.
+    file = write(tmp_path / "night.parquet", **ROWS)
+    read = subprocess.run(
+        [sys.executable, "-c", _THREADS_OF_A_READ, str(file)], capture_output=True, text=True, check=True
+    )
+    assert read.stdout.strip() == "0"
 
 
 def test_a_segment_is_shared_only_behind_the_same_segments(tmp_path):
