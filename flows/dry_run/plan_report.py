@@ -13,7 +13,7 @@ from flows.dry_run.target import Target
 from flows.dry_run.workload import Workload
 from flows.tables import percent_text, text_table
 
-BAR_WIDTH: Final = 40
+BAR_WIDTH: Final = 24
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 
 
@@ -186,21 +186,23 @@ def policy_table(told: Forecast) -> str:
 
 
 def density_chart(bins: tuple[DensityBin, ...]) -> str:
-    """Requests by density as bars, each as long as its share of the requests."""
+    """Requests by density: their share of the requests and of the work, as bars on one scale."""
     total = sum(entry.num_requests for entry in bins)
     total_s = sum(entry.compute_s + entry.memory_s for entry in bins)
-    largest = max(entry.num_requests for entry in bins)
+    shares = [(entry.num_requests / total, (entry.compute_s + entry.memory_s) / total_s) for entry in bins]
+    largest = max(max(pair) for pair in shares)
     rows = [
         (
             _range_text(entry),
             entry.num_requests,
-            percent_text(entry.num_requests / total),
-            percent_text((entry.compute_s + entry.memory_s) / total_s),
-            _bar(entry.num_requests / largest),
+            percent_text(of_requests),
+            _bar(of_requests / largest),
+            percent_text(of_work),
+            _bar(of_work / largest),
         )
-        for entry in bins
+        for entry, (of_requests, of_work) in zip(bins, shares, strict=True)
     ]
-    return text_table(("density", "requests", "share", "of the work", ""), rows)
+    return text_table(("density", "requests", "share", "", "of the work", ""), rows)
 
 
 def deadline_text(found: DeadlineForecast) -> str:
