@@ -29,6 +29,9 @@ from blend_core.specs import DeviceProfile, ModelSpec
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+SHARDS_PER_RANK: Final = 16
+"""Of a rank in runs, forecasts and studies: enough to deal evenly, small enough to be moved at the end."""
+
 CUT_SLACK: Final = 0.01
 """Share of a shard's work by which a cut may move to keep a prefix group together."""
 

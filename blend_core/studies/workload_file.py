@@ -57,8 +57,8 @@ def _read_table(path: Path) -> pa.Table:
     if not path.is_file():
         raise ConfigurationError(f"There is no file {path}; name a Parquet file with a row per request.")
     try:
-        # Arrow's threads let go of a Python file some time after the read: at the interpreter's exit, which a bad
-        # row brings about at once, that aborts the process. So this thread reads alone.
+        # Arrow's threads let go of a Python file some time after the read: at the interpreter's exit, which
+        # a bad row brings about at once, that aborts the process. So this thread reads alone.
         with path.open("rb") as opened, pq.ParquetFile(opened, pre_buffer=False) as file:
             schema = file.schema_arrow
             for name, expected in COLUMNS.items():

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub_plan
 from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
@@ -19,9 +19,6 @@ from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import run_tasks, study_model, study_setting
 
 NUM_RANKS: Final = (2, 4, 8)
-SHARDS_PER_RANK: Final = 16
-"""As a run of several ranks is cut (`flows.stages.cut`, which would load storage)."""
-
 POLICY: Final = "dual_scan"
 QUICK_HOURS: Final = 0.5
 """Practical optimum of each trace with `--quick`: more than in other studies, since eight ranks share it."""

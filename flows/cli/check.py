@@ -229,6 +229,7 @@ def plan(
         else target_of(asked.model, profile, settings.engine.block_size)
     )
     requests = requests_that_fit(asked.requests, target)
+    note(f"building the prefix tree of {len(requests):,} prompts")
     tree = prefix_tree_of(requests, target)
     priors = asked.priors.take(np.searchsorted(asked.requests.seq, requests.seq))
     rng = np.random.default_rng(0)

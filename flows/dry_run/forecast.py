@@ -95,14 +95,15 @@ def forecast(
         workload: requests, answers and target.
         policy: of the job; the summary, the densities and the deadline are about it.
         deadline_s: to find the number of replicas for; None finds none.
-        on_progress: told what is simulated next.
+        on_progress: told what is planned and how far its simulation is.
     """
     entries = []
     optimum_s = workload.optimum_s()
     for name in FORECAST_POLICIES:
-        on_progress(f"simulating {name}")
+        on_progress(f"planning for {name}")
         plan = workload.plan(name)
-        entries.append(_entry(plan, workload.simulate(plan), optimum_s, workload.num_too_large))
+        simulated = workload.simulate(plan, _named(name, on_progress))
+        entries.append(_entry(plan, simulated, optimum_s, workload.num_too_large))
         if name == policy:
             chosen, expected_s = plan, entries[-1].estimated_duration_s
     deadline = None
@@ -142,8 +143,9 @@ def _deadline(
     def duration_of(num_replicas: int) -> float:
         if num_replicas == 1:
             return expected_s
-        on_progress(f"simulating {num_replicas} replicas")
-        return workload.simulate_replicas(plan, num_replicas).duration_s
+        title = f"{num_replicas} replicas"
+        on_progress(f"planning for {title}")
+        return workload.simulate_replicas(plan, num_replicas, _named(title, on_progress)).duration_s
 
     found = replicas_for(deadline_s, duration_of, most)
     number = found.num_replicas
@@ -156,3 +158,8 @@ def _deadline(
         max_num_replicas=most,
         durations_s=found.durations_s,
     )
+
+
+def _named(title: str, on_progress: Callable[[str], None]) -> Callable[[str], None]:
+    """Says whose progress it is."""
+    return lambda text: on_progress(f"{title}: {text}")

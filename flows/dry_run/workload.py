@@ -1,12 +1,14 @@
 """Requests on a target: planned and simulated under a policy, as a whole or in a part that stands for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
-from blend_core.partition import partition, rank_positions, sub_plan
+from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub_plan
 from blend_core.performance import practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, plan_tree
@@ -16,9 +18,6 @@ from blend_core.simulator import simulate
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
-
-SHARDS_PER_RANK = 8
-"""Pieces of a plan that a replica gets in the forecast of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +34,9 @@ class SimulationSize:
 
 
 QUICK = SimulationSize(max_num_requests=5_000, num_sampled=4_000)
+
+ENDS_BETWEEN_NOTES: Final = 500
+"""Simulated answers from one word about progress to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,11 @@ class Workload:
             max_num_batched_tokens=self.target.limits.max_num_batched_tokens,
         )
 
-    def simulate(self, plan: Plan) -> Simulated:
-        """Simulates a plan of these requests, or of some of them; of a large one a sample, scaled by work."""
+    def simulate(self, plan: Plan, on_progress: Callable[[str], None]) -> Simulated:
+        """Simulates a plan of these requests, or of some of them; of a large one a sample, scaled by work.
+
+        `on_progress` hears every now and then how far it is.
+        """
         target, num_requests = self.target, len(plan)
         part, scale = plan, 1.0
         if num_requests > self.size.max_num_requests:
@@ -130,6 +135,7 @@ class Workload:
             target.device,
             target.limits,
             overlap=self.overlap,
+            feedback=_Progress(len(part), on_progress),
         )
         return Simulated(
             duration_s=result.duration_s * scale,
@@ -139,7 +145,9 @@ class Workload:
             num_simulated=len(part),
         )
 
-    def simulate_replicas(self, plan: Plan, num_replicas: int) -> Simulated:
+    def simulate_replicas(
+        self, plan: Plan, num_replicas: int, on_progress: Callable[[str], None]
+    ) -> Simulated:
         """Simulates the slowest of several replicas that share the plan.
 
         All get the same work. Of a large plan only the replica is simulated that ideal overlap would keep
@@ -153,11 +161,32 @@ class Workload:
         ]
         if len(plan) > self.size.num_sampled:
             parts = [max(parts, key=lambda part: part.summary.optimum_s)]
-        return max((self.simulate(part) for part in parts), key=lambda simulated: simulated.duration_s)
+        return max(
+            (self.simulate(part, on_progress) for part in parts), key=lambda simulated: simulated.duration_s
+        )
 
     def _part(self, plan: Plan, positions: npt.NDArray[np.int64]) -> Plan:
         target = self.target
         return sub_plan(plan, positions, target.model, target.device, target.limits.max_num_batched_tokens)
+
+
+class _Progress:
+    """Watches a simulated run and says how far it is; the plan stays as it is."""
+
+    __slots__ = ("_num_ended", "_num_requests", "_tell")
+
+    def __init__(self, num_requests: int, tell: Callable[[str], None]) -> None:
+        self._num_ended = 0
+        self._num_requests = num_requests
+        self._tell = tell
+
+    def ended(self, seq: int, num_output_tokens: int) -> None:
+        self._num_ended += 1
+        if self._num_ended % ENDS_BETWEEN_NOTES == 0:
+            self._tell(f"{self._num_ended:,} of {self._num_requests:,} requests simulated")
+
+    def revision(self) -> None:
+        return None
 
 
 def requests_that_fit(requests: RequestArrays, target: Target) -> RequestArrays:

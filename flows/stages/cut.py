@@ -1,16 +1,12 @@
 """A plan cut into shards for the ranks of a run."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
-from blend_core.partition import partition
+from blend_core.partition import SHARDS_PER_RANK, partition
 from blend_core.plan import Plan
 from flows.job_source import part_of_plan
-
-SHARDS_PER_RANK: Final = 16
-"""As in the study of ranks: enough to deal evenly, and small enough to be moved at the end."""
 
 
 def cut_for_ranks(plan: Plan, ranks: Sequence[int]) -> list[tuple[int, list[int]]]:

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from blend_core.partition import SHARDS_PER_RANK
 from blend_core.plan import Plan
 from flows.job_source import JobSource
-from flows.stages.cut import SHARDS_PER_RANK, cut_for_ranks
+from flows.stages.cut import cut_for_ranks
 from flows.stages.held_shards import HeldShards
 from flows.stages.recalls import Recalls
 from storage.database import Database

@@ -44,7 +44,7 @@ def test_a_sample_tells_the_duration_of_the_whole(workload: MakeWorkload, policy
     whole = workload(6_000)
     sampled = workload(6_000, size=SimulationSize(max_num_requests=5_000, num_sampled=2_000))
     plan = whole.plan(policy)
-    expected, found = whole.simulate(plan), sampled.simulate(plan)
+    expected, found = whole.simulate(plan, silent), sampled.simulate(plan, silent)
     assert expected.num_simulated == 6_000
     assert found.num_simulated < 3_000
     assert found.duration_s == pytest.approx(expected.duration_s, rel=0.15)
@@ -53,7 +53,7 @@ def test_a_sample_tells_the_duration_of_the_whole(workload: MakeWorkload, policy
 def test_replicas_share_the_time(workload: MakeWorkload) -> None:
     load = workload(3_000)
     plan = load.plan("dual_scan")
-    alone, shared = load.simulate(plan), load.simulate_replicas(plan, 3)
+    alone, shared = load.simulate(plan, silent), load.simulate_replicas(plan, 3, silent)
     assert alone.duration_s / 3 <= shared.duration_s * 1.02
     assert shared.duration_s < 0.6 * alone.duration_s
 
@@ -67,6 +67,14 @@ def test_a_forecast_has_every_policy_and_no_duration_under_the_optimum(workload:
     assert told.deadline is None
 
 
+def test_a_forecast_says_how_far_each_simulation_is(workload: MakeWorkload) -> None:
+    told: list[str] = []
+    forecast(workload(1_200), "dfs", None, told.append)
+    for policy in FORECAST_POLICIES:
+        assert f"planning for {policy}" in told
+        assert f"{policy}: 1,000 of 1,200 requests simulated" in told
+
+
 def test_overlap_is_never_slower(workload: MakeWorkload) -> None:
     in_sequence = forecast(workload(1_500), "dual_scan", None, silent)
     overlapped = forecast(workload(1_500, overlap=True), "dual_scan", None, silent)
@@ -76,14 +84,14 @@ def test_overlap_is_never_slower(workload: MakeWorkload) -> None:
 
 def test_the_number_of_devices_is_the_smallest_in_time(workload: MakeWorkload) -> None:
     load = workload(1_500)
-    alone_s = load.simulate(load.plan("dual_scan")).duration_s
+    alone_s = load.simulate(load.plan("dual_scan"), silent).duration_s
     deadline = forecast(load, "dual_scan", alone_s * 0.6, silent).deadline
     assert deadline is not None
     assert deadline.num_replicas is not None
     assert deadline.num_replicas >= 2
     assert deadline.num_devices == deadline.num_replicas * load.target.tensor_parallel
     assert deadline.estimated_duration_s <= deadline.deadline_s
-    late = load.simulate_replicas(load.plan("dual_scan"), deadline.num_replicas - 1)
+    late = load.simulate_replicas(load.plan("dual_scan"), deadline.num_replicas - 1, silent)
     assert deadline.num_replicas == 2 or late.duration_s > deadline.deadline_s
 
 

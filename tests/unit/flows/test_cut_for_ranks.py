@@ -1,7 +1,8 @@
 from collections.abc import Callable
 
+from blend_core.partition import SHARDS_PER_RANK
 from blend_core.plan import Plan
-from flows.stages.cut import SHARDS_PER_RANK, cut_for_ranks
+from flows.stages.cut import cut_for_ranks
 
 MakePlan = Callable[..., Plan]
 
