@@ -14,7 +14,7 @@ from blend_core.studies.run_ends import RunEnds, least_start_s, run_ends
 from blend_core.studies.study import BLOCK_SIZE, study_limits
 from blend_core.studies.trace_lengths import data_of
 from blend_core.studies.workload import workload_figures
-from flows.bench.study_tasks import run_tasks, study_model, study_setting
+from flows.bench.study_tasks import StudyTarget, run_tasks
 
 QUICK_HOURS: Final = 0.1
 """Practical optimum of each workload with `--quick`, for an answer within minutes."""
@@ -27,11 +27,12 @@ ENDS_OF: Final = ("dfs", "dual_scan", "density_matched")
 class AblationTask:
     """One of the paper's traces, by its place in `PAPER_TARGETS`; other attributes as of `PaperTask`."""
 
-    target: int
+    trace: int
     preset: bool
     seed: int
     hours: float
     traces: Path | None
+    target: StudyTarget
 
 
 class AblationResult(NamedTuple):
@@ -90,13 +91,17 @@ class AblationRun:
 
 
 def run_ablation_bench(
-    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+    traces: Path | None,
+    seeds: Sequence[int],
+    hours: float,
+    tell: Callable[[str], None],
+    target: StudyTarget,
 ) -> AblationRun:
     """Simulates the paper's traces, preset and hidden, under every variant and with every seed."""
     tasks = [
-        AblationTask(target, preset, seed, hours, traces)
+        AblationTask(trace, preset, seed, hours, traces, target)
         for seed in seeds
-        for target in range(len(PAPER_TARGETS))
+        for trace in range(len(PAPER_TARGETS))
         for preset in (True, False)
     ]
     results = run_tasks(run_ablation_task, tasks, tell, _name)
@@ -128,9 +133,9 @@ def run_ablation_bench(
 
 def run_ablation_task(task: AblationTask) -> AblationResult:
     """Simulates one workload under every variant."""
-    model, device = study_model()
-    mix = paper_mix(task.traces, *PAPER_TARGETS[task.target], preset=task.preset)
-    workload = build_workload(mix, study_setting(task.hours), task.seed)
+    model, device = task.target.model, task.target.device
+    mix = paper_mix(task.traces, *PAPER_TARGETS[task.trace], preset=task.preset)
+    workload = build_workload(mix, task.target.setting(task.hours), task.seed)
     optimum_s = workload_figures(
         workload.requests, workload.num_output_tokens, model, device, BLOCK_SIZE
     ).optimum_s
@@ -156,4 +161,4 @@ def _mean_ends(ends: Sequence[RunEnds]) -> RunEnds:
 
 def _name(task: AblationTask) -> str:
     length_set = "preset" if task.preset else "hidden"
-    return f"{PAPER_TARGETS[task.target][0]} {length_set}, seed {task.seed}"
+    return f"{PAPER_TARGETS[task.trace][0]} {length_set}, seed {task.seed}"

@@ -10,7 +10,7 @@ import numpy as np
 from blend_core.studies.mixes import build_workload, grid_targets, paper_mix
 from blend_core.studies.study import WorkloadRun, run_workload, speedup
 from blend_core.studies.trace_lengths import data_of
-from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
+from flows.bench.study_tasks import StudyRun, StudyTarget, over_seeds, run_tasks
 
 QUICK_HOURS: Final = 0.25
 """Practical optimum of each workload with `--quick`, for an answer within minutes."""
@@ -20,12 +20,13 @@ QUICK_STRIDE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class GridTask:
-    """One workload and seed; attributes as of `PaperTask`, `target` is name, density and sharing."""
+    """One workload and seed; attributes as of `PaperTask`, `place` is name, density and sharing."""
 
-    target: tuple[str, float, float]
+    place: tuple[str, float, float]
     seed: int
     hours: float
     traces: Path | None
+    target: StudyTarget
 
 
 def run_grid_bench(
@@ -33,12 +34,15 @@ def run_grid_bench(
     seeds: Sequence[int],
     hours: float,
     tell: Callable[[str], None],
+    target: StudyTarget,
     *,
     stride: int = 1,
 ) -> StudyRun:
     """Simulates every `stride`-th workload of the grid with every seed; video lengths are preset."""
-    tasks = [GridTask(target, seed, hours, traces) for seed in seeds for target in grid_targets()[::stride]]
-    results = run_tasks(run_grid_task, tasks, tell, lambda task: f"{task.target[0]}, seed {task.seed}")
+    tasks = [
+        GridTask(place, seed, hours, traces, target) for seed in seeds for place in grid_targets()[::stride]
+    ]
+    results = run_tasks(run_grid_task, tasks, tell, lambda task: f"{task.place[0]}, seed {task.seed}")
     return StudyRun(
         data=data_of(traces),
         hours=hours,
@@ -58,9 +62,9 @@ GRID_RATIOS: Final = (
 
 def run_grid_task(task: GridTask) -> WorkloadRun:
     """Simulates one workload under every policy."""
-    model, device = study_model()
-    workload = build_workload(paper_mix(task.traces, *task.target), study_setting(task.hours), task.seed)
-    return run_workload(workload, model, device, task.seed)
+    mix = paper_mix(task.traces, *task.place)
+    workload = build_workload(mix, task.target.setting(task.hours), task.seed)
+    return run_workload(workload, task.target.model, task.target.device, task.seed)
 
 
 def grid_summary(study: StudyRun) -> dict[str, Any]:

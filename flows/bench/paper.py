@@ -8,14 +8,7 @@ from typing import Final, NamedTuple
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.study import WorkloadRun, run_workload
 from blend_core.studies.trace_lengths import data_of
-from flows.bench.study_tasks import (
-    StudyRun,
-    interleaved,
-    over_seeds,
-    run_tasks,
-    study_model,
-    study_setting,
-)
+from flows.bench.study_tasks import StudyRun, StudyTarget, interleaved, over_seeds, run_tasks
 
 QUICK_HOURS: Final = 0.25
 """Practical optimum of each workload with `--quick`, for an answer within minutes."""
@@ -31,6 +24,7 @@ class PaperTask:
         hours: practical optimum.
         traces: folder of traces; None generates lengths.
         interleaves: whether the trace runs with its kinds interleaved as well.
+        target: what is simulated.
     """
 
     trace: int
@@ -38,6 +32,7 @@ class PaperTask:
     hours: float
     traces: Path | None
     interleaves: bool
+    target: StudyTarget
 
 
 class PaperResult(NamedTuple):
@@ -69,11 +64,15 @@ class PaperRun:
 
 
 def run_paper_bench(
-    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+    traces: Path | None,
+    seeds: Sequence[int],
+    hours: float,
+    tell: Callable[[str], None],
+    target: StudyTarget,
 ) -> PaperRun:
     """Simulates the four traces with every seed."""
     tasks = [
-        PaperTask(trace, seed, hours, traces, interleaves=seed == seeds[0])
+        PaperTask(trace, seed, hours, traces, interleaves=seed == seeds[0], target=target)
         for seed in seeds
         for trace in range(len(PAPER_TARGETS))
     ]
@@ -96,12 +95,12 @@ def run_paper_bench(
 
 def run_paper_task(task: PaperTask) -> PaperResult:
     """Simulates one trace: preset lengths, hidden lengths, and preset ones with kinds interleaved."""
-    model, device = study_model()
-    target, setting = PAPER_TARGETS[task.trace], study_setting(task.hours)
-    workload = build_workload(paper_mix(task.traces, *target), setting, task.seed)
+    model, device = task.target.model, task.target.device
+    trace, setting = PAPER_TARGETS[task.trace], task.target.setting(task.hours)
+    workload = build_workload(paper_mix(task.traces, *trace), setting, task.seed)
     preset = run_workload(workload, model, device, task.seed)
     mixed = None
     if task.interleaves:
         mixed = run_workload(interleaved(workload, task.seed), model, device, task.seed, policies=("dfs",))
-    hidden = build_workload(paper_mix(task.traces, *target, preset=False), setting, task.seed)
+    hidden = build_workload(paper_mix(task.traces, *trace, preset=False), setting, task.seed)
     return PaperResult(preset, run_workload(hidden, model, device, task.seed, known=preset), mixed)

@@ -18,7 +18,7 @@ from blend_core.segment_requests import SegmentRequests
 from blend_core.simulation.prompts import PromptBlocks
 from blend_core.simulation.stepper import Stepper
 from blend_core.studies.study import BLOCK_SIZE
-from flows.bench.study_tasks import study_model
+from flows.bench.study_tasks import study_target
 
 NUM_IN_FLIGHT: Final = (1_000, 10_000)
 NUM_STEPS: Final = 2_000
@@ -145,7 +145,8 @@ def measure_policy(
     name: str, num_in_flight: int, num_steps: int, seed: int, *, is_hidden: bool = False
 ) -> StepCosts:
     """Drives a policy with a simulated engine that is full, step by step."""
-    model, device = study_model()
+    target = study_target()
+    model, device = target.model, target.device
     requests, num_output_tokens = _requests(num_in_flight, num_steps, seed)
     if is_hidden:
         requests = replace(

@@ -6,16 +6,18 @@ from pathlib import Path
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, run_workload, study_limits
 from blend_core.studies.workload_file import read_workload
-from flows.bench.study_tasks import study_model
+from flows.bench.study_tasks import StudyTarget
 
 
-def run_simulate_bench(path: Path, seed: int, tell: Callable[[str], None]) -> WorkloadRun:
-    """Simulates the workload of a Parquet file in the setting of the studies.
+def run_simulate_bench(
+    path: Path, seed: int, tell: Callable[[str], None], target: StudyTarget
+) -> WorkloadRun:
+    """Simulates the workload of a Parquet file with the limits of the studies.
 
     Raises:
         ConfigurationError: the file is no workload, or a request of it needs more KV than there is.
     """
-    model, device = study_model()
+    model, device = target.model, target.device
     limits = study_limits(model, device)
     workload = read_workload(path)
     # The last token of an answer is never read.

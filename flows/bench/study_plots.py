@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blend_core.errors import ConfigurationError
 from blend_core.studies.study import WorkloadRun, speedup
-from flows.bench.ranks import RanksRun
+from flows.bench.ranks import NUM_RANKS, RanksRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,39 +74,48 @@ def plot_sharing(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
 
 
 def plot_grid(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
-    """Draws the speed-up of the dual scan over `dfs` over density and sharing."""
-    by_place = {_place(run): speedup(run.policies, "dual_scan", "dfs") for run in runs}
+    """Draws the speed-ups of the dual scan and of `density_matched` over `dfs`, on one scale of colours."""
+    names = ("dual_scan", "density_matched")
+    by_place = {_place(run): [speedup(run.policies, name, "dfs") for name in names] for run in runs}
     densities = sorted({density for density, _ in by_place})
     sharings = sorted({sharing for _, sharing in by_place})
-    figure = _figure(10, 4)
-    axes = figure.subplots()
-    cells = [
-        [by_place.get((density, sharing), float("nan")) for density in densities] for sharing in sharings
-    ]
-    image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis")
-    axes.set_xticks(range(len(densities)), [f"{density:.2f}" for density in densities])
-    axes.set_yticks(range(len(sharings)), [f"{sharing:.2f}" for sharing in sharings])
-    for row, values in enumerate(cells):
-        for column, value in enumerate(values):
-            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white", fontsize=7)
-    axes.set_xlabel("compute density")
-    axes.set_ylabel("prefix sharing")
-    axes.set_title("dual_scan over dfs")
-    figure.colorbar(image)
+    lowest, highest = (over(value for pair in by_place.values() for value in pair) for over in (min, max))
+    unknown = [float("nan")] * len(names)
+    figure = _figure(10, 7)
+    rows = figure.subplots(len(names), 1, sharex=True)
+    for index, (axes, name) in enumerate(zip(rows, names, strict=True)):
+        cells = [
+            [by_place.get((density, sharing), unknown)[index] for density in densities]
+            for sharing in sharings
+        ]
+        image = axes.imshow(cells, origin="lower", aspect="auto", cmap="viridis", vmin=lowest, vmax=highest)
+        axes.set_yticks(range(len(sharings)), [f"{sharing:.2f}" for sharing in sharings])
+        for row, values in enumerate(cells):
+            for column, value in enumerate(values):
+                # White cannot be read on the light end of the scale.
+                colour = "black" if value > lowest + 0.7 * (highest - lowest) else "white"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+        axes.set_ylabel("prefix sharing")
+        axes.set_title(f"{name} over dfs")
+    rows[-1].set_xticks(range(len(densities)), [f"{density:.2f}" for density in densities])
+    rows[-1].set_xlabel("compute density")
+    figure.colorbar(image, ax=rows)
     return _save(figure, folder, "grid")
 
 
 def plot_ranks(run: RanksRun, folder: Path) -> list[Path]:
-    """Draws the speed-up of several ranks."""
-    figure = _figure(6, 4.5)
-    axes = figure.subplots()
-    ranks = sorted(next(iter(run.speedup.values())))
-    axes.plot([1, *ranks], [1, *ranks], color="grey", ls="--", lw=0.8, label="ideal")
-    for name, by_ranks in run.speedup.items():
-        axes.plot([1, *ranks], [1.0, *(by_ranks[number] for number in ranks)], marker="o", label=name)
-    axes.set_xlabel("ranks")
-    axes.set_ylabel("speed-up over one rank")
-    axes.legend()
+    """Draws the speed-up of several ranks, a panel for each policy."""
+    figure = _figure(10, 4.5)
+    panels = figure.subplots(1, len(run.speedup), sharey=True, squeeze=False)[0]
+    ranks = (1, *NUM_RANKS)
+    for axes, (policy, by_trace) in zip(panels, run.speedup.items(), strict=True):
+        axes.plot(ranks, ranks, color="grey", ls="--", lw=0.8, label="ideal")
+        for name, by_ranks in by_trace.items():
+            axes.plot(ranks, [1.0, *(by_ranks[number] for number in NUM_RANKS)], marker="o", label=name)
+        axes.set_title(policy)
+        axes.set_xlabel("ranks")
+    panels[0].set_ylabel("speed-up over one rank")
+    panels[0].legend()
     return _save(figure, folder, "ranks")
 
 

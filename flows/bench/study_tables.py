@@ -16,7 +16,7 @@ from flows.bench.ablation import AblationRun
 from flows.bench.grid import GRID_RATIOS, grid_summary
 from flows.bench.paper import PaperRun
 from flows.bench.policy import StepCosts
-from flows.bench.ranks import RanksRun
+from flows.bench.ranks import NUM_RANKS, RanksRun
 from flows.bench.study_tasks import StudyRun
 from flows.tables import markdown_table
 
@@ -106,6 +106,7 @@ def policy_table(run: WorkloadRun) -> Table:
     headers = (
         "policy",
         "duration, s",
+        "over dfs",
         "of optimum",
         "sharing kept",
         "steps",
@@ -117,6 +118,7 @@ def policy_table(run: WorkloadRun) -> Table:
         (
             name,
             seconds_text(policy.duration_s),
+            f"{speedup(run.policies, name, 'dfs'):.3f}",
             f"{policy.fraction_of_optimum:.3f}",
             f"{policy.sharing_kept:.3f}",
             round(policy.num_steps),
@@ -167,11 +169,12 @@ def ends_table(run: AblationRun) -> Table:
 
 def ranks_table(run: RanksRun) -> Table:
     """Speed-ups by number of ranks."""
-    ranks = sorted(next(iter(run.speedup.values())))
     rows: list[tuple[object, ...]] = [
-        (name, *(f"{by_ranks[number]:.3f}" for number in ranks)) for name, by_ranks in run.speedup.items()
+        (name, policy, *(f"{by_ranks[number]:.3f}" for number in NUM_RANKS))
+        for policy, by_trace in run.speedup.items()
+        for name, by_ranks in by_trace.items()
     ]
-    return ("workload", *(f"{number} ranks" for number in ranks)), rows
+    return ("workload", "policy", *(f"{number} ranks" for number in NUM_RANKS)), rows
 
 
 def costs_table(costs: Mapping[str, Mapping[int, StepCosts]]) -> Table:

@@ -62,15 +62,26 @@ def workload_json(run: WorkloadRun) -> dict[str, Any]:
     }
 
 
-def study_setting(hours: float) -> Setting:
-    """Returns the setting of our studies."""
-    model, device = study_model()
-    return Setting(model, device, BLOCK_SIZE, hours)
+@dataclass(frozen=True, slots=True)
+class StudyTarget:
+    """What a study simulates.
+
+    Attributes:
+        model: the model.
+        device: abilities of all devices of a replica together.
+    """
+
+    model: ModelSpec
+    device: DeviceProfile
+
+    def setting(self, hours: float) -> Setting:
+        """Returns what workloads of a length are made for."""
+        return Setting(self.model, self.device, BLOCK_SIZE, hours)
 
 
-def study_model() -> tuple[ModelSpec, DeviceProfile]:
-    """Returns what the studies simulate."""
-    return model_spec_preset(MODEL), load_device_profile(DEVICE)
+def study_target() -> StudyTarget:
+    """Returns what the published figures are of, and ours where nothing else is asked for."""
+    return StudyTarget(model_spec_preset(MODEL), load_device_profile(DEVICE))
 
 
 def run_tasks(

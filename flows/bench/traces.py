@@ -8,7 +8,7 @@ from typing import Final
 from blend_core.studies.mixes import build_workload, real_mixes
 from blend_core.studies.study import WorkloadRun, run_workload
 from blend_core.studies.trace_lengths import data_of
-from flows.bench.study_tasks import StudyRun, over_seeds, run_tasks, study_model, study_setting
+from flows.bench.study_tasks import StudyRun, StudyTarget, over_seeds, run_tasks
 
 QUICK_HOURS: Final = 0.1
 """Practical optimum of each workload with `--quick`, for an answer within minutes."""
@@ -22,14 +22,19 @@ class TracesTask:
     seed: int
     hours: float
     traces: Path | None
+    target: StudyTarget
 
 
 def run_traces_bench(
-    traces: Path | None, seeds: Sequence[int], hours: float, tell: Callable[[str], None]
+    traces: Path | None,
+    seeds: Sequence[int],
+    hours: float,
+    tell: Callable[[str], None],
+    target: StudyTarget,
 ) -> StudyRun:
     """Simulates every mix with every seed."""
     names = [mix.name for mix in real_mixes(traces)]
-    tasks = [TracesTask(mix, seed, hours, traces) for seed in seeds for mix in range(len(names))]
+    tasks = [TracesTask(mix, seed, hours, traces, target) for seed in seeds for mix in range(len(names))]
     results = run_tasks(run_traces_task, tasks, tell, lambda task: f"{names[task.mix]}, seed {task.seed}")
     return StudyRun(
         data=data_of(traces),
@@ -41,6 +46,6 @@ def run_traces_bench(
 
 def run_traces_task(task: TracesTask) -> WorkloadRun:
     """Simulates one mix under every policy."""
-    model, device = study_model()
-    workload = build_workload(real_mixes(task.traces)[task.mix], study_setting(task.hours), task.seed)
-    return run_workload(workload, model, device, task.seed)
+    mix = real_mixes(task.traces)[task.mix]
+    workload = build_workload(mix, task.target.setting(task.hours), task.seed)
+    return run_workload(workload, task.target.model, task.target.device, task.seed)

@@ -7,6 +7,20 @@ import typer
 
 from blend_core.wording import duration_text
 from flows.cli.output import Json, print_json, print_line, print_table, tell
+from flows.cli.study_options import (
+    Device,
+    Hours,
+    Model,
+    Plots,
+    Quick,
+    Seed,
+    Seeds,
+    TensorParallel,
+    Traces,
+    WriteDocs,
+    asked_target,
+    folder_of_traces,
+)
 from flows.cli.study_output import (
     Study,
     StudySize,
@@ -15,23 +29,6 @@ from flows.cli.study_output import (
     tell_paths,
     write_tables,
 )
-from flows.numbers import MAX_SEED
-
-Traces = Annotated[
-    Path | None,
-    typer.Option(help="Folder of published traces; BLEND_TRACES by default. Without it lengths are made up."),
-]
-Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="First seed.")]
-Seeds = Annotated[int | None, typer.Option(min=1, max=1_000, help="Number of seeds to take the mean of.")]
-Hours = Annotated[
-    float | None,
-    typer.Option(min=0.01, max=1_000, help="Practical optimum of each workload."),
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
-Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
-WriteDocs = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the tables into this Markdown file.")
-]
 
 
 def register(group: typer.Typer) -> None:
@@ -75,6 +72,9 @@ def paper(
     seed: Seed = 0,
     seeds: Seeds = None,
     hours: Hours = None,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     quick: Quick = False,
     plots: Plots = None,
     write_docs: WriteDocs = None,
@@ -94,9 +94,10 @@ def paper(
     from flows.bench.study_tables import comparison_table, interleaved_table
 
     prepare_outputs(plots, write_docs, "paper")
+    asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 5.0)
-    study = Study.of("paper", size, seed, seeds, hours)
-    run = run_paper_bench(_traces(traces), study.seeds, study.hours, tell)
+    study = Study.of("paper", size, seed, seeds, hours, asked)
+    run = run_paper_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [comparison_table(run.study.workloads), interleaved_table(run)]
     if plots is not None:
         tell_paths(plot_timelines(run.study.workloads, plots) + plot_sharing(run.study.workloads, plots))
@@ -108,6 +109,9 @@ def grid(
     seed: Seed = 0,
     seeds: Seeds = None,
     hours: Hours = None,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     summary: Annotated[bool, typer.Option("--summary", help="Only what the grid comes to.")] = False,
     quick: Quick = False,
     plots: Plots = None,
@@ -127,9 +131,17 @@ def grid(
     from flows.bench.study_tables import comparison_table, grid_table
 
     prepare_outputs(plots, write_docs, "grid")
+    asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 1.0)
-    study = Study.of("grid", size, seed, seeds, hours)
-    run = run_grid_bench(_traces(traces), study.seeds, study.hours, tell, stride=QUICK_STRIDE if quick else 1)
+    study = Study.of("grid", size, seed, seeds, hours, asked)
+    run = run_grid_bench(
+        folder_of_traces(traces),
+        study.seeds,
+        study.hours,
+        tell,
+        asked.target,
+        stride=QUICK_STRIDE if quick else 1,
+    )
     if plots is not None:
         tell_paths(plot_grid(run.workloads, plots))
     tables = [grid_table(run)] if summary else [grid_table(run), comparison_table(run.workloads)]
@@ -143,6 +155,9 @@ def traces(
     seed: Seed = 0,
     seeds: Seeds = None,
     hours: Hours = None,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     quick: Quick = False,
     plots: Plots = None,
     write_docs: WriteDocs = None,
@@ -162,9 +177,10 @@ def traces(
     from flows.bench.traces import QUICK_HOURS, run_traces_bench
 
     prepare_outputs(plots, write_docs, "traces")
+    asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(3, 1.0)
-    study = Study.of("traces", size, seed, seeds, hours)
-    run = run_traces_bench(_traces(traces), study.seeds, study.hours, tell)
+    study = Study.of("traces", size, seed, seeds, hours, asked)
+    run = run_traces_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [comparison_table(run.workloads)]
     if plots is not None:
         tell_paths(plot_timelines(run.workloads, plots) + plot_sharing(run.workloads, plots))
@@ -176,6 +192,9 @@ def ablation(
     seed: Seed = 0,
     seeds: Seeds = None,
     hours: Hours = None,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     quick: Quick = False,
     write_docs: WriteDocs = None,
     json: Json = False,
@@ -192,9 +211,10 @@ def ablation(
     from flows.bench.study_tables import ablation_table, ends_table
 
     prepare_outputs(None, write_docs, "ablation")
+    asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 1.0)
-    study = Study.of("ablation", size, seed, seeds, hours)
-    run = run_ablation_bench(_traces(traces), study.seeds, study.hours, tell)
+    study = Study.of("ablation", size, seed, seeds, hours, asked)
+    run = run_ablation_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [ablation_table(run), ends_table(run)]
     show_study(study, tables, run.data, run.as_json(), docs=write_docs, json=json)
 
@@ -204,6 +224,9 @@ def ranks(
     seed: Seed = 0,
     seeds: Seeds = None,
     hours: Hours = None,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     quick: Quick = False,
     plots: Plots = None,
     write_docs: WriteDocs = None,
@@ -222,9 +245,10 @@ def ranks(
     from flows.bench.study_tables import ranks_table
 
     prepare_outputs(plots, write_docs, "ranks")
+    asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 5.0)
-    study = Study.of("ranks", size, seed, seeds, hours)
-    run = run_ranks_bench(_traces(traces), study.seeds, study.hours, tell)
+    study = Study.of("ranks", size, seed, seeds, hours, asked)
+    run = run_ranks_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     if plots is not None:
         tell_paths(plot_ranks(run, plots))
     show_study(study, [ranks_table(run)], run.data, run.as_json(), docs=write_docs, json=json)
@@ -233,6 +257,9 @@ def ranks(
 def simulate(
     file: Annotated[Path, typer.Argument(metavar="FILE.parquet", help="A workload, a row per request.")],
     seed: Seed = 0,
+    model: Model = None,
+    device: Device = None,
+    tensor_parallel: TensorParallel = None,
     plots: Plots = None,
     json: Json = False,
 ) -> None:
@@ -251,21 +278,14 @@ def simulate(
     from flows.bench.study_tasks import workload_json
 
     prepare_outputs(plots, None, "simulate")
-    run = run_simulate_bench(file, seed, tell)
+    asked = asked_target(model, device, tensor_parallel)
+    run = run_simulate_bench(file, seed, tell, asked.target)
     if plots is not None:
         tell_paths(plot_timelines([run], plots))
     if json:
         print_json(workload_json(run))
     else:
-        print_line(f"{run.name}: density {run.density:.2f}, optimum {duration_text(run.optimum_s)}")
+        print_line(
+            f"{run.name}: density {run.density:.2f}, optimum {duration_text(run.optimum_s)}; {asked.text}"
+        )
         print_table(*policy_table(run))
-
-
-def _traces(folder: Path | None) -> Path | None:
-    from flows.settings import load_settings
-
-    chosen = load_settings().traces if folder is None else folder
-    if chosen.is_dir():
-        return chosen
-    tell(f"there is no folder {chosen} of traces: lengths are generated from published moments")
-    return None

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.output import print_json, print_line, print_table, tell
+from flows.cli.study_options import AskedTarget
 
 if TYPE_CHECKING:
     from flows.bench.study_tables import Table
@@ -32,20 +33,31 @@ class Study:
         name: of the command, and of its section in a Markdown file.
         seeds: seeds that figures are the mean of.
         hours: practical optimum of each workload.
+        asked: what is simulated.
     """
 
     name: str
     seeds: tuple[int, ...]
     hours: float
+    asked: AskedTarget
 
     @classmethod
     def of(
-        cls, name: str, default: StudySize, first_seed: int, num_seeds: int | None, hours: float | None
+        cls,
+        name: str,
+        default: StudySize,
+        first_seed: int,
+        num_seeds: int | None,
+        hours: float | None,
+        asked: AskedTarget,
     ) -> "Study":
         """Returns the study of the size that the options say; `default` holds for those that are None."""
         count = default.num_seeds if num_seeds is None else num_seeds
         return cls(
-            name, tuple(range(first_seed, first_seed + count)), default.hours if hours is None else hours
+            name,
+            tuple(range(first_seed, first_seed + count)),
+            default.hours if hours is None else hours,
+            asked,
         )
 
     @property
@@ -53,6 +65,7 @@ class Study:
         """What runs the study again."""
         return (
             f"blend bench {self.name} --hours {self.hours:g} --seed {self.seeds[0]} --seeds {len(self.seeds)}"
+            f"{self.asked.options}"
         )
 
 
@@ -97,7 +110,7 @@ def show_study(
     if json:
         print_json(figures)
         return
-    print_line(f"lengths: {data}")
+    print_line(f"lengths: {data}; {study.asked.text}")
     for table in tables:
         print_line("")
         print_table(*table)

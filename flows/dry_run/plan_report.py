@@ -74,6 +74,14 @@ def plan_text(report: PlanReport) -> str:
         ),
         ("density", f"{summary.density:.2f} (compute over memory seconds)"),
     ]
+    if max(entry.fraction_of_optimum for entry in told.policies) > 1:
+        rows.append(
+            (
+                "optimum",
+                "a target and no bound: it counts a step for the first token of an answer, too, which comes "
+                "with the prompt",
+            )
+        )
     if workload.target.tensor_parallel > 1:
         rows.append(
             (

@@ -7,6 +7,7 @@ from blend_core.errors import ConfigurationError
 from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
+from blend_core.wording import count_text
 from flows.serving import Serving
 
 LARGE_NUM_SEQS: Final = 1024
@@ -19,6 +20,7 @@ LEAST_KV_SHARE: Final = 0.2
 """Share of its profiled KV that a device must keep beside its part of larger weights."""
 
 MAX_TENSOR_PARALLEL: Final = 64
+_NUMBERS_OF_DEVICES: Final = (1, 2, 4, 8, 16, 32, MAX_TENSOR_PARALLEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +47,35 @@ def own_target(model: ModelSpec, device: DeviceProfile, serving: Serving) -> Tar
     return Target(model, device, serving.limits(model, device), tensor_parallel=1)
 
 
-def target_of(model: ModelSpec, device: DeviceProfile, block_size: int) -> Target:
+def target_of(
+    model: ModelSpec, device: DeviceProfile, block_size: int, tensor_parallel: int | None = None
+) -> Target:
     """Returns what the model needs of a device that is not here: one, or as many as hold its weights.
 
     A model that is larger than what the profile was made with takes its room from KV. Where too little is
     left it is run by tensor parallelism on 2, 4, 8, … devices; communication between them is not counted.
     With fewer KV heads than devices, and with latent KV, devices keep copies, so that less of it fits.
 
+    Args:
+        model: what runs.
+        device: abilities of one device.
+        block_size: tokens of a KV block.
+        tensor_parallel: devices of a replica; None takes the smallest of those numbers.
+
     Raises:
-        ConfigurationError: no number of devices is enough.
+        ConfigurationError: no number of devices is enough, or not the one asked for.
     """
+    numbers = _NUMBERS_OF_DEVICES if tensor_parallel is None else (tensor_parallel,)
     weights = model.num_parameters * model.dtype_bytes
-    num_devices = 1
-    while num_devices <= MAX_TENSOR_PARALLEL:
+    for num_devices in numbers:
         excess = max(weights - PROFILED_WEIGHT_BYTES * num_devices, 0)
         all_kv = device.kv_capacity_bytes * num_devices
         if all_kv - excess >= LEAST_KV_SHARE * all_kv:
             break
-        num_devices *= 2
     else:
         raise ConfigurationError(
-            f"{model.name} does not fit {MAX_TENSOR_PARALLEL} devices of {device.name}; name a larger one."
+            f"{model.name} does not fit {count_text(numbers[-1], 'device')} of {device.name}; name a larger "
+            f"one{'' if tensor_parallel is None else ', or more of them'}."
         )
     num_heads = 1 if model.latent_kv_size is not None else model.num_kv_heads
     if num_devices > 1:

@@ -93,6 +93,15 @@ def test_the_terminal_shows_assumption_engine_policies_and_bars(
     assert max(len(line) for line in ran.stdout.splitlines()) < 140
 
 
+def test_an_optimum_that_is_longer_than_the_run_is_explained(
+    blend: Callable[..., Any], write: Callable[..., str]
+) -> None:
+    # Both first tokens come with the prompts, and the optimum counts a step for each.
+    lines = [chat(name, name * 256, max_tokens=1) for name in "ab"]
+    assert "a target and no bound" in blend("plan", write(*lines), *ON_A100, "--engine", "overlap").stdout
+    assert "no bound" not in blend("plan", write(*mixed_lines(20)), *ON_A100).stdout
+
+
 def test_a_gzip_file_gives_the_same_plan(
     planned: Callable[..., dict[str, Any]], write: Callable[..., str]
 ) -> None:

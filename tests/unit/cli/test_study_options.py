@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from flows.bench.study_tasks import study_target
+from flows.cli.study_options import AskedTarget, asked_target
+from flows.cli.study_output import Study, StudySize
+
 STUDIES = ("policy", "paper", "grid", "traces", "ablation", "ranks")
 
 
@@ -47,6 +51,44 @@ def test_tables_that_have_no_place_are_refused_before_the_work(
     ran = blend("bench", study, "--write-docs", "studies.md")
     assert ran.status == 2
     assert ran.stderr.startswith(f"blend: studies.md has no lines <!-- {study} begins -->")
+
+
+TARGETED = ("paper", "grid", "traces", "ablation", "ranks", "simulate")
+
+
+@pytest.mark.parametrize("study", TARGETED)
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--model", "gpt-none"), "There is no model 'gpt-none'; name a preset"),
+        (("--device", "abacus"), "There is no device profile 'abacus'; use one of a100-80g"),
+        (
+            ("--model", "llama-3.1-70b", "--tensor-parallel", "2"),
+            "llama-3.1-70b does not fit 2 devices of a100-80g; name a larger one, or more of them.",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_as_by_a_plan(
+    blend: Callable[..., Any], study: str, options: tuple[str, ...], sentence: str
+) -> None:
+    file = ("tonight.parquet",) if study == "simulate" else ()
+    ran = blend("bench", study, *file, *options)
+    assert ran.status == 2
+    assert ran.stderr.startswith(f"blend: {sentence}")
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_study_names_the_model_and_devices_that_were_asked_for() -> None:
+    asked = asked_target("llama-3.1-70b", None, 8)
+    study = Study.of("paper", StudySize(5, 5.0), 3, 1, 1.0, asked)
+    assert study.command == (
+        "blend bench paper --hours 1 --seed 3 --seeds 1 --model llama-3.1-70b --tensor-parallel 8"
+    )
+    assert asked.text == "llama-3.1-70b on a100-80g-x8"
+
+
+def test_without_options_studies_are_of_what_the_published_figures_are_of() -> None:
+    assert asked_target(None, None, None) == AskedTarget(study_target(), "")
 
 
 def test_a_profile_that_has_no_place_is_refused_before_it_is_measured(blend: Callable[..., Any]) -> None:

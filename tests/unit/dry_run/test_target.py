@@ -37,6 +37,17 @@ def test_weights_that_one_device_does_not_hold_are_split(a100: DeviceProfile) ->
     assert target.device.kv_capacity_bytes == pytest.approx(4 * (60e9 + 2 * 8_030_261_248) - weights)
 
 
+def test_a_number_of_devices_may_be_asked_for(a100: DeviceProfile) -> None:
+    model = model_spec_preset("llama-3.1-70b")
+    target = target_of(model, a100, block_size=16, tensor_parallel=8)
+    assert target.tensor_parallel == 8
+    assert target.device.kv_capacity_bytes == pytest.approx(
+        8 * (60e9 + 2 * 8_030_261_248) - 2 * model.num_parameters
+    )
+    with pytest.raises(ConfigurationError, match="does not fit 1 device"):
+        target_of(model, a100, block_size=16, tensor_parallel=1)
+
+
 def test_a_larger_device_needs_fewer(a100: DeviceProfile) -> None:
     model = model_spec_preset("llama-3.1-70b")
     assert target_of(model, load_device_profile("h200"), block_size=16).tensor_parallel == 2

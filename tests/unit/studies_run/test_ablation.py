@@ -3,13 +3,14 @@
 from blend_core.studies.run_ends import RunEnds
 from flows.bench.ablation import ENDS_OF, AblationRun, AblationTask, run_ablation_task
 from flows.bench.study_tables import ablation_table, ends_table
+from flows.bench.study_tasks import study_target
 
 ENDS = {name: {length_set: RunEnds(61.0, 122.4) for length_set in ("preset", "hidden")} for name in ENDS_OF}
 
 
 def test_every_variant_runs_a_workload_to_its_end():
     fractions, ends, least_s = run_ablation_task(
-        AblationTask(target=1, preset=False, seed=0, hours=0.1, traces=None)
+        AblationTask(trace=1, preset=False, seed=0, hours=0.1, traces=None, target=study_target())
     )
     assert {"dfs", "dfs with our admission", "density_matched", "no idea"} < set(fractions)
     assert len([name for name in fractions if name.startswith("without")]) == 7

@@ -16,10 +16,10 @@ from blend_core.studies.trace_lengths import gsm8k
 from flows.bench.grid import GridTask, grid_summary, run_grid_task
 from flows.bench.paper import PaperRun, PaperTask, run_paper_task
 from flows.bench.policy import costs_json, measure_policy
-from flows.bench.ranks import NUM_RANKS, RanksRun, RanksTask, run_ranks_task
+from flows.bench.ranks import NUM_RANKS, POLICIES, RanksRun, RanksTask, run_ranks_task
 from flows.bench.study_plots import plot_grid, plot_ranks, plot_sharing, plot_timelines
-from flows.bench.study_tables import comparison_table, interleaved_table, write_section
-from flows.bench.study_tasks import StudyRun, interleaved, over_seeds, run_tasks, study_setting
+from flows.bench.study_tables import comparison_table, interleaved_table, ranks_table, write_section
+from flows.bench.study_tasks import StudyRun, interleaved, over_seeds, run_tasks, study_target
 from flows.cli.app import app
 
 HOURS = 0.05
@@ -38,7 +38,7 @@ WORKLOAD_KEYS = {"name", "set", "density", "prefix_sharing", "num_requests", "op
 @pytest.fixture(scope="module")
 def paper_run():
     preset, hidden, mixed = run_paper_task(
-        PaperTask(trace=0, seed=0, hours=HOURS, traces=None, interleaves=True)
+        PaperTask(trace=0, seed=0, hours=HOURS, traces=None, interleaves=True, target=study_target())
     )
     study = StudyRun("generated", HOURS, (0,), (preset, hidden))
     return PaperRun(study, ((mixed, preset),))
@@ -63,7 +63,7 @@ def test_both_sets_are_the_same_requests(paper_run):
 
 
 def test_interleaving_keeps_the_sharing_and_changes_the_order():
-    workload = build_workload(paper_mix(None, "trace-1", 1.4, 0.35), study_setting(HOURS), 0)
+    workload = build_workload(paper_mix(None, "trace-1", 1.4, 0.35), study_target().setting(HOURS), 0)
     mixed = interleaved(workload, 1)
     mixed.requests.check_integrity()
     assert (mixed.num_output_tokens == workload.num_output_tokens).all()
@@ -102,19 +102,34 @@ def test_a_process_that_is_ended_from_outside_is_an_error_of_the_study():
 
 
 def test_the_grid_is_summed_up():
-    run = run_grid_task(GridTask(("density-1.00-sharing-0.25", 1.0, 0.25), 0, HOURS, None))
+    run = run_grid_task(GridTask(("density-1.00-sharing-0.25", 1.0, 0.25), 0, HOURS, None, study_target()))
     summary = grid_summary(StudyRun("generated", HOURS, (0,), (run,)))
     ratio = run.policies["dfs"].duration_s / run.policies["dual_scan"].duration_s
     assert summary["dual_scan_over_dfs"] == {"min": ratio, "mean": ratio, "max": ratio}
 
 
 def test_more_ranks_are_faster():
-    speedups = run_ranks_task(RanksTask(0, 0, HOURS, None))
-    assert tuple(speedups) == NUM_RANKS
-    assert 1 < speedups[2] <= 2.1
-    assert RanksRun("generated", HOURS, (0,), {"trace-1": speedups}).as_json()["workloads"] == [
-        {"name": "trace-1", "speedup": {"2": speedups[2], "4": speedups[4], "8": speedups[8]}}
+    of_policy = {
+        policy: run_ranks_task(RanksTask(0, policy, 0, HOURS, None, study_target())) for policy in POLICIES
+    }
+    for speedups in of_policy.values():
+        assert tuple(speedups) == NUM_RANKS
+        assert 1 < speedups[2] <= 2.1
+    run = RanksRun(
+        "generated", HOURS, (0,), {policy: {"trace-1": speedups} for policy, speedups in of_policy.items()}
+    )
+    texts = {
+        policy: {str(number): value for number, value in speedups.items()}
+        for policy, speedups in of_policy.items()
+    }
+    assert run.as_json()["workloads"] == [
+        {
+            "name": "trace-1",
+            "speedup": texts["dual_scan"],
+            "density_matched": {"speedup": texts["density_matched"]},
+        }
     ]
+    assert [row[:2] for row in ranks_table(run)[1]] == [("trace-1", policy) for policy in POLICIES]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +148,9 @@ def test_plots_are_drawn_as_png_and_svg(paper_run, tmp_path):
     grid = [
         replace(runs[0], name=f"density-{d}-sharing-{s}") for d in ("0.80", "0.85") for s in ("0.05", "0.15")
     ]
-    ranks = RanksRun("generated", HOURS, (0,), {"trace-1": {2: 1.9, 4: 3.8, 8: 7.5}})
+    ranks = RanksRun(
+        "generated", HOURS, (0,), {policy: {"trace-1": {2: 1.9, 4: 3.8, 8: 7.5}} for policy in POLICIES}
+    )
     paths = [
         *plot_timelines(runs, tmp_path),
         *plot_sharing(runs, tmp_path),

@@ -9,7 +9,7 @@ from blend_core.policies.base import EngineLimits
 from blend_core.segment_requests import SegmentRequests
 from blend_core.simulator import simulate
 from blend_core.studies.replanning import SampleReplanner
-from flows.bench.study_tasks import study_model
+from flows.bench.study_tasks import study_target
 
 
 def workload(num_requests, prompts, outputs, max_tokens, prefix_tokens=0, seed=1):
@@ -34,7 +34,8 @@ def workload(num_requests, prompts, outputs, max_tokens, prefix_tokens=0, seed=1
 
 
 def simulated_s(policy, requests, num_output_tokens, limits):
-    model, device = study_model()
+    target = study_target()
+    model, device = target.model, target.device
     config = PlanConfig(policy, limits.block_size, 0, max_num_batched_tokens=limits.max_num_batched_tokens)
     plan = build_plan(requests, model, device, config)
     feedback = SampleReplanner(requests, plan, model, device, config)

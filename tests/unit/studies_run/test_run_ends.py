@@ -12,7 +12,7 @@ from blend_core.segment_requests import SegmentRequests
 from blend_core.simulator import simulate
 from blend_core.studies.run_ends import RunEnds, least_start_s, run_ends
 from blend_core.studies.study import BLOCK_SIZE, study_limits
-from flows.bench.study_tasks import study_model
+from flows.bench.study_tasks import study_target
 
 WINDOW = StepWindow(*(0 for _ in StepWindow.__dataclass_fields__))
 
@@ -40,7 +40,8 @@ def test_a_run_that_never_fills_kv_is_all_start():
     ids=["one long prompt", "single tokens", "a token over a block", "long prompts"],
 )
 def test_no_run_starts_faster_than_its_bound(policy, prompt_tokens, output_tokens, num_requests):
-    model, device = study_model()
+    target = study_target()
+    model, device = target.model, target.device
     limits = replace(study_limits(model, device), num_blocks=2_000, max_num_seqs=num_requests)
     requests = SegmentRequests(
         seq=np.arange(num_requests),
@@ -60,7 +61,8 @@ def test_no_run_starts_faster_than_its_bound(policy, prompt_tokens, output_token
 
 
 def test_the_bound_is_what_computing_so_much_kv_takes():
-    model, device = study_model()
+    target = study_target()
+    model, device = target.model, target.device
     times, limits = StepTimeModel.of(model, device), replace(study_limits(model, device), max_num_seqs=1)
     num_tokens = 0.9 * limits.num_blocks * 16 - 15 - 1_000
     steps = num_tokens / 2_048

@@ -11,6 +11,7 @@ from blend_core.errors import ConfigurationError
 from blend_core.studies.workload import seen_tokens
 from blend_core.studies.workload_file import read_workload
 from flows.bench.simulate import run_simulate_bench
+from flows.bench.study_tasks import study_target
 
 
 def write(path, **columns):
@@ -145,4 +146,4 @@ def test_an_empty_file_is_refused(tmp_path):
 def test_a_request_that_no_device_of_the_studies_can_hold_is_refused(tmp_path):
     path = write(tmp_path / "w.parquet", **ROWS | {"num_prompt_tokens": [100, 1_000_000, 50]})
     with pytest.raises(ConfigurationError, match="row 2 needs 1,000,899 tokens of KV"):
-        run_simulate_bench(path, 0, lambda text: None)
+        run_simulate_bench(path, 0, lambda text: None, study_target())

@@ -1,0 +1,106 @@
+"""Options that studies share, and what they ask to simulate."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.output import tell
+from flows.numbers import MAX_SEED
+
+if TYPE_CHECKING:
+    from flows.bench.study_tasks import StudyTarget
+
+Traces = Annotated[
+    Path | None,
+    typer.Option(help="Folder of published traces; BLEND_TRACES by default. Without it lengths are made up."),
+]
+Seed = Annotated[int, typer.Option(min=0, max=MAX_SEED, help="First seed.")]
+Seeds = Annotated[int | None, typer.Option(min=1, max=1_000, help="Number of seeds to take the mean of.")]
+Hours = Annotated[
+    float | None,
+    typer.Option(min=0.01, max=1_000, help="Practical optimum of each workload."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Preset, Hugging Face folder or model of the store; llama-3.1-8b by default.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Device profile by name or TOML file; a100-80g by default."),
+]
+TensorParallel = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=64,
+        metavar="N",
+        help="Devices of a replica; by default as many as hold the weights. Communication is not counted.",
+    ),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
+Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
+WriteDocs = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the tables into this Markdown file.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTarget:
+    """What options ask to simulate.
+
+    Attributes:
+        target: model and devices.
+        options: the options that were given, as one writes them behind a command.
+    """
+
+    target: "StudyTarget"
+    options: str
+
+    @property
+    def text(self) -> str:
+        """Model and device in a few words."""
+        return f"{self.target.model.name} on {self.target.device.name}"
+
+
+def asked_target(model: str | None, device: str | None, tensor_parallel: int | None) -> AskedTarget:
+    """Returns what to simulate, found as `blend plan` finds it; None leaves it at what the studies are of.
+
+    Raises:
+        ConfigurationError: there is no such model or device, or the devices do not hold the model.
+    """
+    from blend_core.specs import load_device_profile
+    from blend_core.studies.study import BLOCK_SIZE
+    from flows.bench.study_tasks import StudyTarget, study_target
+    from flows.dry_run.model import find_model
+    from flows.dry_run.target import target_of
+    from flows.settings import load_settings
+
+    published = study_target()
+    spec, profile = published.model, published.device
+    if model is not None:
+        spec, _ = find_model(load_settings(), model, with_tokenizer=False)
+    if device is not None:
+        profile = load_device_profile(device)
+    found = target_of(spec, profile, BLOCK_SIZE, tensor_parallel)
+    given = {"--model": model, "--device": device, "--tensor-parallel": tensor_parallel}
+    return AskedTarget(
+        StudyTarget(found.model, found.device),
+        "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None),
+    )
+
+
+def folder_of_traces(folder: Path | None) -> Path | None:
+    """Returns the folder of published traces; None, and a word about it, where there is none."""
+    from flows.settings import load_settings
+
+    chosen = load_settings().traces if folder is None else folder
+    if chosen.is_dir():
+        return chosen
+    tell(f"there is no folder {chosen} of traces: lengths are generated from published moments")
+    return None
