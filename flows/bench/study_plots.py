@@ -69,7 +69,7 @@ def plot_sharing(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
     axes.set_xticks([index + 0.4 - width / 2 for index in range(len(runs))])
     axes.set_xticklabels([f"{run.name}\n{run.length_set}" for run in runs], fontsize="small")
     axes.set_ylabel("sharing kept")
-    axes.legend(ncols=len(names), fontsize="small")
+    axes.legend(ncols=len(names), fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return _save(figure, folder, "sharing")
 
 
@@ -121,7 +121,7 @@ def plot_ranks(run: RanksRun, folder: Path) -> list[Path]:
 
 def plot_policy_costs(costs: Mapping[str, Mapping[int, Any]], folder: Path) -> list[Path]:
     """Draws what each policy costs per step, mean and 99th percentile."""
-    figure = _figure(7, 4)
+    figure = _figure(10, 4.5)
     axes = figure.subplots()
     labels, means, tails = [], [], []
     for name, by_number in costs.items():
@@ -132,7 +132,7 @@ def plot_policy_costs(costs: Mapping[str, Mapping[int, Any]], folder: Path) -> l
     places = range(len(labels))
     axes.bar([place - 0.2 for place in places], means, 0.4, label="mean")
     axes.bar([place + 0.2 for place in places], tails, 0.4, label="99 %")
-    axes.set_xticks(list(places), labels, fontsize="x-small")
+    axes.set_xticks(list(places), labels, fontsize="x-small", rotation=45, ha="right")
     axes.set_ylabel("ms per step")
     axes.legend()
     return _save(figure, folder, "policy")

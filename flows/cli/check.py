@@ -254,6 +254,7 @@ def plan(
     report = PlanReport(
         source=source or f"job {job_id}",
         num_bad=asked.num_bad,
+        bad_by_code=asked.bad_by_code,
         counted_with_tokenizer=asked.counted_with_tokenizer,
         expected_output_tokens=expected_output_tokens,
         workload=workload,

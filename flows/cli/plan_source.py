@@ -43,6 +43,7 @@ class PlanInput:
     Attributes:
         requests: those that can be planned.
         num_bad: lines and rows that would become error rows.
+        bad_by_code: the same by error code; empty for a job, whose results name them.
         counted_with_tokenizer: whether tokens are the model's own.
         model: sizes of the model.
         policy: of the job; a file of requests has none, and gets the default.
@@ -52,6 +53,7 @@ class PlanInput:
 
     requests: RequestArrays
     num_bad: int
+    bad_by_code: dict[str, int]
     counted_with_tokenizer: bool
     model: ModelSpec
     policy: Policy
@@ -82,7 +84,8 @@ def read_source(
         found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
         return PlanInput(
             found.arrays,
-            found.num_bad,
+            sum(found.bad_lines.values()),
+            found.bad_lines,
             tokenizer is not None,
             model,
             JobOptions().policy,
@@ -105,7 +108,8 @@ def read_source(
         priors = priors_of_templates(wiring, options.model or spec.model, found.templates)
     return PlanInput(
         found.arrays,
-        found.num_bad,
+        sum(found.bad_lines.values()),
+        found.bad_lines,
         tokenizer is not None,
         model,
         spec.options.policy,
@@ -130,6 +134,7 @@ def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput
     return PlanInput(
         requests=job.arrays,
         num_bad=job.num_bad,
+        bad_by_code={},
         counted_with_tokenizer=True,
         model=model,
         policy=job.spec.options.policy,

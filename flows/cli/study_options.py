@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blend_core.errors import ConfigurationError
 from flows.cli.output import tell
 from flows.numbers import MAX_SEED
 
@@ -43,7 +44,12 @@ TensorParallel = Annotated[
         help="Devices of a replica; by default as many as hold the weights. Communication is not counted.",
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Small workloads and one seed: a minute.")]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Small workloads and one seed, in a minute or two: policies differ less than in full."
+    ),
+]
 Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw PNG and SVG plots into this folder.")]
 WriteDocs = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the tables into this Markdown file.")
@@ -96,11 +102,17 @@ def asked_target(model: str | None, device: str | None, tensor_parallel: int | N
 
 
 def folder_of_traces(folder: Path | None) -> Path | None:
-    """Returns the folder of published traces; None, and a word about it, where there is none."""
+    """Returns the folder of published traces; None, and a word about it, where there is none.
+
+    Raises:
+        ConfigurationError: the folder that was named is not there.
+    """
     from flows.settings import load_settings
 
     chosen = load_settings().traces if folder is None else folder
     if chosen.is_dir():
         return chosen
+    if folder is not None:
+        raise ConfigurationError(f"There is no folder {folder}; name the one of the traces by --traces.")
     tell(f"there is no folder {chosen} of traces: lengths are generated from published moments")
     return None

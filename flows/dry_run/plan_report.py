@@ -24,6 +24,7 @@ class PlanReport:
     Attributes:
         source: what was planned.
         num_bad: lines that would become error rows.
+        bad_by_code: the same by error code; empty where the job has recorded them.
         counted_with_tokenizer: whether tokens are the model's own.
         expected_output_tokens: as given; None where nothing was.
         workload: what was simulated.
@@ -32,6 +33,7 @@ class PlanReport:
 
     source: str
     num_bad: int
+    bad_by_code: dict[str, int]
     counted_with_tokenizer: bool
     expected_output_tokens: int | None
     workload: Workload
@@ -54,7 +56,7 @@ def plan_text(report: PlanReport) -> str:
     expected = told.expected
     counted = "" if report.counted_with_tokenizer else " (four bytes of text taken for a token)"
     rows = [
-        ("requests", f"{summary.num_requests:,} to run, {count_text(report.num_bad, 'bad line')}"),
+        ("requests", f"{summary.num_requests:,} to run, {_bad_text(report)}"),
         (
             "tokens",
             f"{summary.num_prompt_tokens:,} of prompts{counted}, "
@@ -116,6 +118,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
     return {
         "source": report.source,
         "invalid": report.num_bad,
+        "error_codes": report.bad_by_code,
         "counted_with_tokenizer": report.counted_with_tokenizer,
         "model": target.model.name,
         "device": target.device.name,
@@ -139,6 +142,13 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "density_histogram": [asdict(entry) for entry in told.density_bins],
         "deadline": None if told.deadline is None else asdict(told.deadline),
     }
+
+
+def _bad_text(report: PlanReport) -> str:
+    """How many lines or rows will not run, and why, the most frequent reason first."""
+    codes = sorted(report.bad_by_code.items(), key=lambda item: (-item[1], item[0]))
+    why = ", ".join(f"{number:,} {code}" for code, number in codes)
+    return count_text(report.num_bad, "bad line") + (f" ({why})" if why else "")
 
 
 def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
@@ -185,7 +195,8 @@ def policy_table(told: Forecast) -> str:
             seconds_text(entry.estimated_duration_s, num_decimals=1),
             percent_text(entry.fraction_of_optimum),
             percent_text(entry.prefix_sharing),
-            percent_text(entry.simulated_sharing),
+            # That of a sample is not that of the whole: its stretches share more, or less.
+            "-" if entry.num_simulated < told.summary.num_requests else percent_text(entry.simulated_sharing),
             entry.num_preempted,
         )
         for entry in told.policies

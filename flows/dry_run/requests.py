@@ -1,5 +1,6 @@
 """Requests as a planner reads them, from lines that were checked."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -7,9 +8,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.errors import RequestError
-from blend_core.request import RequestArrays
-from blend_core.tokenizing import Tokenizer
+from blend_core.errors import RequestError, RequestErrorCode
+from blend_core.request import RequestArrays, SamplingParams
+from blend_core.tokenizing import TokenIds, Tokenizer
 from flows.dry_run.lines import LINES_AT_ONCE, CheckedLine
 from flows.ingest.draft import Draft
 from flows.ingest.encoding import encode_drafts, fitted_sampling
@@ -24,12 +25,12 @@ class DryRequests:
 
     Attributes:
         arrays: the requests that can be planned.
-        num_bad: lines that would become error rows.
+        bad_lines: how many lines would become error rows, by error code.
         templates: key of each request's prompt template, row by row.
     """
 
     arrays: RequestArrays
-    num_bad: int
+    bad_lines: dict[str, int]
     templates: tuple[str, ...]
 
 
@@ -53,10 +54,12 @@ def read_requests(
     lengths: list[int] = []
     bounds: list[tuple[int, int]] = []
     templates: list[str] = []
+    bad_lines: Counter[str] = Counter()
     num_lines = 0
     checked = iter(lines)
     while batch := list(islice(checked, LINES_AT_ONCE)):
         num_lines += len(batch)
+        bad_lines.update(line.code.value for line in batch if line.code is not None)
         drafts = [line.draft for line in batch if line.draft is not None]
         encoded = (
             encode_drafts(drafts, tokenizer)
@@ -65,11 +68,11 @@ def read_requests(
         )
         fitting = []
         for draft, token_ids in zip(drafts, encoded, strict=True):
-            if isinstance(token_ids, RequestError) or len(token_ids) == 0:
+            fitted = _fitted(draft, token_ids, max_model_len)
+            if isinstance(fitted, RequestError):
+                bad_lines[fitted.code.value] += 1
                 continue
-            sampling = fitted_sampling(draft, len(token_ids), max_model_len)
-            if isinstance(sampling, RequestError):
-                continue
+            token_ids, sampling = fitted
             fitting.append(token_ids)
             templates.append(draft.prompt_template)
             bounds.append((sampling.min_tokens, sampling.max_tokens))
@@ -86,7 +89,19 @@ def read_requests(
         min_tokens=np.ascontiguousarray(limits[:, 0]),
         max_tokens=np.ascontiguousarray(limits[:, 1]),
     )
-    return DryRequests(arrays, num_lines - len(lengths), tuple(templates))
+    return DryRequests(arrays, dict(bad_lines), tuple(templates))
+
+
+def _fitted(
+    draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int
+) -> tuple[TokenIds, SamplingParams] | RequestError:
+    """A request that can be planned, or what is wrong with it."""
+    if isinstance(token_ids, RequestError):
+        return token_ids
+    if len(token_ids) == 0:
+        return RequestError("The prompt has no token.", RequestErrorCode.EMPTY_PROMPT)
+    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
+    return sampling if isinstance(sampling, RequestError) else (token_ids, sampling)
 
 
 def _pieces(draft: Draft) -> npt.NDArray[np.int32]:

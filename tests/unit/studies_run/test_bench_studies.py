@@ -21,6 +21,7 @@ from flows.bench.study_plots import plot_grid, plot_ranks, plot_sharing, plot_ti
 from flows.bench.study_tables import comparison_table, interleaved_table, ranks_table, write_section
 from flows.bench.study_tasks import StudyRun, interleaved, over_seeds, run_tasks, study_target
 from flows.cli.app import app
+from flows.cli.study_options import folder_of_traces
 
 HOURS = 0.05
 POLICY_KEYS = {
@@ -203,11 +204,14 @@ def test_a_workload_of_ones_own_is_simulated(tmp_path, make_workload):
     assert printed["num_requests"] == 85
 
 
-def test_without_a_folder_of_traces_lengths_are_generated_and_it_says_so(tmp_path):
-    result = CliRunner().invoke(
-        app,
-        ["bench", "traces", "--hours", "0.05", "--seeds", "1", "--traces", str(tmp_path / "none"), "--json"],
-    )
+def test_a_folder_of_traces_that_is_named_and_missing_is_told(tmp_path):
+    with pytest.raises(ConfigurationError, match="none; name the one of the traces by --traces"):
+        folder_of_traces(tmp_path / "none")
+
+
+def test_without_a_folder_of_traces_lengths_are_generated_and_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("BLEND_TRACES", str(tmp_path / "none"))
+    result = CliRunner().invoke(app, ["bench", "traces", "--hours", "0.05", "--seeds", "1", "--json"])
     assert result.exit_code == 0
     assert "lengths are generated" in result.stderr
     printed = json.loads(result.stdout)
