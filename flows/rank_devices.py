@@ -50,6 +50,28 @@ def _groups(device: str, num_devices: int, num_each: int) -> list[str]:
     ]
 
 
+def locked_devices(devices: Sequence[str], visible: str) -> tuple[str, ...]:
+    """What a run on these devices locks, sorted: every GPU by itself, `cuda:0,1` as `cuda:0` and `cuda:1`.
+
+    So two runs that spread a model differently never share a GPU.
+
+    Args:
+        devices: of its ranks.
+        visible: `CUDA_VISIBLE_DEVICES`. The numbers of devices count what it lists, and what it lists is what
+            is locked: processes that see different GPUs count them differently.
+    """
+    names = [name.strip() for name in visible.split(",")] if visible else []
+    singles = set()
+    for device in devices:
+        kind, _, indices = device.partition(":")
+        if not indices:
+            singles.add(kind)
+        for index in filter(None, indices.split(",")):
+            is_listed = index.isdigit() and int(index) < len(names)
+            singles.add(f"{kind}:{names[int(index)] if is_listed else index}")
+    return tuple(sorted(singles))
+
+
 def threads_of_rank(device: str, devices: Sequence[str]) -> int | None:
     """CPU threads of a rank's engine: its share of the cores where ranks share a CPU, else None, torch's own
     choice.

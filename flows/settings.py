@@ -108,6 +108,9 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="Postgres URLs that `write_back` may name, as BLEND_TARGETS__NAME",
     )
+    visible_gpus: str = Field(
+        "", validation_alias="CUDA_VISIBLE_DEVICES", description="GPUs of this process, which runs lock by it"
+    )
     prefect_api_url: str | None = Field(
         None, validation_alias="PREFECT_API_URL", description="Prefect server; empty uses the embedded one"
     )

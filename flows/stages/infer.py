@@ -9,6 +9,7 @@ from blend_core.errors import PlanError
 from flows.device_file import device_file
 from flows.device_lock import device_lock
 from flows.job_source import pending_part
+from flows.rank_devices import locked_devices
 from flows.stages.context import JobContext
 from flows.stages.engine_run import SharedParts
 from flows.stages.lease_heartbeat import lease_heartbeat
@@ -46,7 +47,7 @@ def infer_job(context: JobContext) -> str:
     wiring = context.wiring
     devices = wiring.rank_devices(context.spec)
     with ExitStack() as held:
-        files = _hold_devices(context, devices, held)
+        files = hold_devices(context, devices, held)
         if files is not None:
             engines = [
                 wiring.engine(context.spec, rank, devices, held_files=files) for rank in range(len(devices))
@@ -56,10 +57,11 @@ def infer_job(context: JobContext) -> str:
     return f"{standing.succeeded:,} succeeded, {standing.errored:,} errored, {standing.pending:,} left"
 
 
-def _hold_devices(context: JobContext, devices: Sequence[str], held: ExitStack) -> list[int] | None:
+def hold_devices(context: JobContext, devices: Sequence[str], held: ExitStack) -> list[int] | None:
     """Locks every device, in one order for all runs; the files to hand to engines, None when told to stop."""
     database, files = context.wiring.database, []
-    for device in sorted({f"{os.uname().nodename}:{device}" for device in devices}):
+    names = locked_devices(devices, context.wiring.settings.visible_gpus)
+    for device in (f"{os.uname().nodename}:{name}" for name in names):
         lock = device_lock(
             database,
             device=device,

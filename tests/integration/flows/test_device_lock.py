@@ -1,8 +1,10 @@
 """A device belongs to one run, also when the database drops the session that says so."""
 
+import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from blend_core.errors import RunInterruptedError
 from flows import device_lock as module
 from flows.device_lock import device_lock
+from flows.stages.infer import hold_devices
 from flows.stopping import StopReason, StopSignal
 from storage.database import Database
 
@@ -126,3 +129,28 @@ def test_a_cancelled_wait_ends_without_the_lock(db: Database) -> None:
     stop.request(StopReason.CANCELLED)
     with lock(db, "job_a", StopSignal()), lock(db, "job_b", stop) as held:
         assert not held
+
+
+@pytest.mark.parametrize(("devices", "visible"), [(("cuda:0,1",), ""), (("cuda:0",), "1")])
+def test_a_run_waits_for_the_run_on_any_of_its_gpus(
+    db: Database, devices: tuple[str, ...], visible: str
+) -> None:
+    stop, notes = StopSignal(), []
+
+    def note(line: str) -> None:
+        notes.append(line)
+        stop.request(StopReason.CANCELLED)
+
+    context = SimpleNamespace(
+        wiring=SimpleNamespace(database=db, settings=SimpleNamespace(visible_gpus=visible)),
+        job_id="job_b",
+        stop=stop,
+        progress=SimpleNamespace(note=note),
+    )
+    other = device_lock(
+        db, device=f"{os.uname().nodename}:cuda:1", job_id="job_a", stop=StopSignal(), waiting=notes.append
+    )
+    with other as got, ExitStack() as held:
+        assert got
+        assert hold_devices(context, devices, held) is None  # type: ignore[arg-type]  # what it reads of one
+    assert notes == [f"Waiting for {os.uname().nodename}:cuda:1: blend engine of job_a runs on it."]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from blend_core.errors import ConfigurationError
-from flows.rank_devices import rank_devices, threads_of_rank
+from flows.rank_devices import locked_devices, rank_devices, threads_of_rank
 
 
 @pytest.fixture
@@ -29,6 +29,19 @@ def test_more_ranks_than_gpus_are_refused() -> None:
         rank_devices("cuda", 5)
     with pytest.raises(ConfigurationError, match="cuda:1 is 1 GPU;"):
         rank_devices("cuda:1", 2)
+
+
+def test_every_gpu_of_a_rank_is_locked_by_itself() -> None:
+    assert locked_devices(["cuda:2,3", "cuda:0,1"], "") == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert locked_devices(["cuda:1"], "") == ("cuda:1",)
+    assert locked_devices(["cpu", "cpu"], "") == ("cpu",)
+
+
+def test_a_gpu_is_locked_by_its_own_number_whatever_a_process_sees() -> None:
+    assert locked_devices(["cuda:0,1"], "6, 4") == ("cuda:4", "cuda:6")
+    assert locked_devices(["cuda:0"], "GPU-8f") == ("cuda:GPU-8f",)
+    assert locked_devices(["cuda:3"], "6") == ("cuda:3",)
+    assert locked_devices(["cpu"], "6") == ("cpu",)
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
