@@ -135,7 +135,11 @@ class VllmEngine:
 
 
 def set_environment(options: VllmEngineOptions) -> None:
-    """Sets the variables that vLLM reads when it is loaded. What the user has set stays."""
+    """Sets the variables that vLLM reads when it is loaded. What the user has set stays.
+
+    Raises:
+        ConfigurationError: `CUDA_VISIBLE_DEVICES` does not list the device.
+    """
     defaults = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(options.separate_core)),
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -154,7 +158,13 @@ def set_environment(options: VllmEngineOptions) -> None:
         # What this process sees is numbered from 0, whatever the numbers of the GPUs are.
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = seen.split(",") if seen else None
-        chosen = [names[int(index)] if names else index for index in indices.split(",")]
+        try:
+            chosen = [names[int(index)] if names else index for index in indices.split(",")]
+        except (IndexError, ValueError):
+            raise ConfigurationError(
+                f"The device is {options.device} and CUDA_VISIBLE_DEVICES={seen}; devices are numbered from 0 "
+                "in the order in which that lists them."
+            ) from None
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
