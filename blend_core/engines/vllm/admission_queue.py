@@ -58,13 +58,20 @@ class AdmissionQueue:
         - the policy knows as in flight what `flight` holds, and nothing else.
     """
 
-    def __init__(self, view: SchedulerView, limits: EngineLimits, elapsed: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        view: SchedulerView,
+        limits: EngineLimits,
+        elapsed: Callable[[], float],
+        num_stages: int = 1,
+    ) -> None:
         """Starts without a policy, which `start` brings.
 
         Args:
             view: the scheduler.
             limits: of the engine, blocks in the policy's unit.
             elapsed: seconds of a clock that never jumps.
+            num_stages: of the pipeline: with several, requests decode in turns.
         """
         self.lock = RLock()
         self.flight = Flight(limits.block_size)
@@ -72,6 +79,8 @@ class AdmissionQueue:
         self._limits = limits
         self._view = view
         self._elapsed = elapsed
+        self._num_stages = num_stages
+        self._num_unheard_tokens = 0
         self._policy: AdmissionPolicy | None = None
         self._revision = 0
         self._waiting: dict[int, Any] = {}
@@ -98,7 +107,7 @@ class AdmissionQueue:
             self._policy, self._revision = policy, revision
             self._preempted.clear()
             self._admitted, self._num_cached_tokens = [], 0
-            self._num_preempted = self._num_finished = 0
+            self._num_preempted = self._num_finished = self._num_unheard_tokens = 0
 
     @property
     def policy(self) -> AdmissionPolicy:
@@ -259,12 +268,21 @@ class AdmissionQueue:
         self._settle(num_scheduled_tokens)
         if total == 0:
             return None
-        counts = self.flight.advance(total)
+        num_decoding = self.flight.num_decoding
+        counts = self.flight.advance(num_scheduled_tokens, total)
         if counts.num_prefill_tokens:
             self._held.clear()
         for seq in counts.completed:
             self.policy.decoding(seq)
-        self.policy.advanced(1)
+        if self._num_stages == 1:
+            # What is left out then ends with the token that is on its way.
+            self.policy.advanced(1)
+        else:
+            # A policy hears of all decoding requests at once: when they have had a token each, on average.
+            self._num_unheard_tokens += num_decoding - counts.num_left_out
+            if self._num_unheard_tokens >= num_decoding:
+                self._num_unheard_tokens -= num_decoding
+                self.policy.advanced(1)
         return counts
 
     def reconcile(self, finished_ids: Collection[str]) -> None:

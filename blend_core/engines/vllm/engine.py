@@ -162,8 +162,8 @@ def set_environment(options: VllmEngineOptions) -> None:
             chosen = [names[int(index)] if names else index for index in indices.split(",")]
         except (IndexError, ValueError):
             raise ConfigurationError(
-                f"The device is {options.device} and CUDA_VISIBLE_DEVICES={seen}; devices are numbered from 0 "
-                "in the order in which that lists them."
+                f"The device is {options.device} and CUDA_VISIBLE_DEVICES={seen}; devices are numbered from "
+                "0 in the order in which that lists them."
             ) from None
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     for name, value in defaults.items():
@@ -175,7 +175,7 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.executor import Executor
 
-    from blend_core.engines.vllm.scheduler import SCHEDULER_CLASS
+    from blend_core.engines.vllm.scheduler import scheduler_class
 
     arguments: dict[str, Any] = {
         "model": options.model_folder,
@@ -192,11 +192,14 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
         "max_model_len": -1,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
-        "scheduler_cls": SCHEDULER_CLASS,
         "additional_config": {} if remote is None else {ADDRESS_KEY: remote.address},
         **options.vllm_options,
     }
     config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    # Only now it is known whether vLLM schedules ahead with these options on this device.
+    config.scheduler_config.scheduler_cls = scheduler_class(
+        is_async=bool(config.scheduler_config.async_scheduling)
+    )
     llm_engine = LLMEngine(
         vllm_config=config,
         executor_class=Executor.get_class(config),

@@ -1,6 +1,6 @@
 """Requests in flight under vLLM's scheduler, and what each of its steps did. No vLLM here."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from blend_core.policies.base import Side
@@ -32,6 +32,7 @@ class StepCounts(NamedTuple):
         num_recomputed_tokens: those of `num_prefill_tokens` that had been computed before a preemption.
         prefill_tokens_sq: sum over chunks of `(c + t)^2 - c^2`.
         decode_kv_tokens: KV tokens read by decoding.
+        num_left_out: decoding requests of which it computes nothing.
     """
 
     completed: tuple[int, ...]
@@ -40,13 +41,15 @@ class StepCounts(NamedTuple):
     num_recomputed_tokens: int
     prefill_tokens_sq: int
     decode_kv_tokens: int
+    num_left_out: int
 
 
 class Flight:
     """Requests in flight, in sums that cost the same a step however many decode.
 
     A request's KV is counted from the scheduler's own `num_computed_tokens`, which vLLM moves on when it has
-    scheduled a step. While decoding, it grows by one with every step: only where it began is kept.
+    scheduled a step. While decoding, it grows by one with every step: only where it began is kept. Where
+    steps overlap, one may leave out decoding requests whose last tokens are on their way.
 
     Invariants:
         - a request is either in the middle of its prompt or decoding;
@@ -141,15 +144,22 @@ class Flight:
         found = (self._seq_of_id.get(request_id) for request_id in request_ids)
         return [seq for seq in found if seq is not None]
 
-    def advance(self, num_scheduled_tokens: int) -> StepCounts:
-        """Counts a step that vLLM has scheduled, `num_scheduled_tokens` in all, and moves on to the next."""
+    def advance(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts:
+        """Counts a step that vLLM has scheduled, and moves on to the next.
+
+        Args:
+            num_scheduled_tokens: of each request that it computes anything of, by vLLM's ids.
+            total: their sum.
+        """
         self._clock += 1
         num_chunks = num_prefill = num_recomputed = squares = num_final = 0
-        kv_tokens = self._kv_begin_sum + self._clock * len(self._kv_begin)
+        num_decoding, num_left_out = len(self._kv_begin), len(self._requests) - len(num_scheduled_tokens)
+        kv_tokens = self._kv_begin_sum + self._clock * num_decoding
         completed = []
         for seq, start in list(self._prefilling.items()):
             request = self._requests[seq]
             end = request.num_computed_tokens
+            num_left_out -= end == start
             num_chunks += end - start
             self._prefilling[seq] = end
             if end >= request.num_tokens:
@@ -163,14 +173,27 @@ class Flight:
             num_prefill += end - start
             squares += end * end - start * start
             num_recomputed += max(0, min(end, self._once_computed.get(seq, 0)) - start)
+        if num_left_out:
+            kv_tokens -= self._hold_back(num_scheduled_tokens)
         return StepCounts(
             tuple(completed),
             num_prefill,
-            num_scheduled_tokens - num_chunks + num_final,
+            total - num_chunks + num_final,
             num_recomputed,
             squares,
             kv_tokens,
+            num_left_out,
         )
+
+    def _hold_back(self, num_scheduled_tokens: Mapping[str, int]) -> int:
+        """Undoes the growth of requests that a step left out; returns the KV tokens counted for them."""
+        num_tokens = 0
+        for seq, begin in self._kv_begin.items():
+            if self._requests[seq].request_id not in num_scheduled_tokens:
+                num_tokens += begin + self._clock
+                self._kv_begin[seq] = begin - 1
+                self._kv_begin_sum -= 1
+        return num_tokens
 
     def _start_decoding(self, seq: int, num_computed_tokens: int) -> None:
         del self._prefilling[seq]

@@ -1,7 +1,7 @@
 """vLLM's scheduler with our queue: the class that is named to vLLM as `scheduler_cls`.
 
 Nothing of vLLM's scheduling is changed but the order of waiting requests, when one may start, and how many
-prompt tokens a step computes; steps are measured from inside. `contract.py` names what this rests on.
+prompt tokens a step computes; steps are measured from inside. `test_vllm_contract.py` names what it rests on.
 """
 
 import time
@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue, Readiness
@@ -18,9 +19,6 @@ from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Step
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
 from blend_core.policies.base import EngineLimits, Side
-
-SCHEDULER_CLASS: Final = "blend_core.engines.vllm.scheduler.PolicyScheduler"
-
 
 _ANSWERED: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
 """How a request ends that has an answer; any other that ended was aborted, refused or failed."""
@@ -43,8 +41,11 @@ class _OpenStep:
     num_right: int
 
 
-class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not there where types are checked
+class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there where types are checked
     """Admits as the policy says. It is the queue's `SchedulerView`.
+
+    For configurations without async scheduling: with it a request is scheduled on before its last token is
+    known, which vLLM's workers cannot compute here.
 
     Attributes:
         admission: the queue, in place of vLLM's own.
@@ -57,7 +58,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
         self._pool = self.kv_cache_manager.block_pool
         self._most_tokens = int(self.scheduler_config.max_num_batched_tokens)
         self._is_on_cpu = self.vllm_config.device_config.device_type == "cpu"
-        self._is_async = bool(self.scheduler_config.async_scheduling)
+        self._steps_overlap = self.vllm_config.max_concurrent_batches > 1
         limits = EngineLimits(
             block_size=self.block_size,
             # vLLM keeps one block as padding.
@@ -65,7 +66,8 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             max_num_seqs=self.max_num_active_reqs,
             max_num_batched_tokens=self._most_tokens,
         )
-        self.admission = AdmissionQueue(self, limits, time.perf_counter)
+        num_stages = int(self.parallel_config.pipeline_parallel_size)
+        self.admission = AdmissionQueue(self, limits, time.perf_counter, num_stages)
         self.waiting = self.admission
         self.control = LocalControl(self.admission, limits)
         self._open_steps: deque[_OpenStep] = deque()
@@ -162,7 +164,7 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
             admission.reconcile(self.finished_req_ids)
             budget = admission.begin_step()
-            num_decoding = admission.num_decoding - self._num_without_token()
+            num_decoding = admission.num_decoding - self._num_pending()
             self.max_num_scheduled_tokens = min(self._most_tokens, num_decoding + budget)
             begun_s = time.perf_counter()
             output = super().schedule(throttle_prefills)
@@ -191,15 +193,24 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             self._report(Admitted(seqs, revision))
         return output
 
-    def _num_without_token(self) -> int:
-        """Requests in flight whose last token is on its way already: vLLM runs ahead of its outputs."""
-        if not self._is_async:
+    def _num_pending(self) -> int:
+        """Decoding requests that the next step leaves out, since a token of theirs is on its way."""
+        if not self._steps_overlap:
             return 0
-        return sum(
-            request.num_output_placeholders > 0
-            and request.num_computed_tokens + 2 - request.num_output_placeholders
-            >= request.num_prompt_tokens + request.max_tokens
-            for request in self.running
+        return sum(map(self._is_pending, self.running))
+
+    def _is_pending(self, request: Any) -> bool:
+        # In the words of vLLM's `schedule`, which has one more step counted when it asks.
+        num_computed_tokens, num_placeholders = request.num_computed_tokens, request.num_output_placeholders
+        return bool(
+            num_computed_tokens == request.num_tokens + num_placeholders
+            or num_computed_tokens + 1 >= self.max_model_len
+            or self.current_step + 1 < request.next_decode_eligible_step
+            or (
+                num_placeholders > 0
+                and num_computed_tokens + 2 - num_placeholders
+                >= request.num_prompt_tokens + request.max_tokens
+            )
         )
 
     def _through(self, step: _OpenStep, end_s: float, *, has_outputs: bool) -> Stepped:
@@ -228,6 +239,15 @@ class PolicyScheduler(AsyncScheduler):  # type: ignore[misc]  # vLLM is not ther
             self._reports.append(report)
         else:
             self._reporting.send(report)
+
+
+class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]  # as above
+    """The same for async scheduling: steps are scheduled before the tokens of those before them are known."""
+
+
+def scheduler_class(*, is_async: bool) -> str:
+    """The class that is named to vLLM: it takes any for both, and goes wrong later with the other one."""
+    return f"{__name__}.{(AsyncPolicyScheduler if is_async else PolicyScheduler).__name__}"
 
 
 def _adapter_of(request: Any) -> int:

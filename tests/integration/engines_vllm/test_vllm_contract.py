@@ -59,14 +59,45 @@ def test_schedule_and_update_have_the_signatures_that_are_overridden() -> None:
 def test_nothing_else_of_the_scheduler_is_overridden() -> None:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from blend_core.engines.vllm.scheduler import PolicyScheduler
+    from blend_core.engines.vllm.scheduler import AsyncPolicyScheduler, PolicyScheduler
 
+    assert not any(map(inspect.isfunction, vars(AsyncPolicyScheduler).values()))
     own = {name for name, value in vars(PolicyScheduler).items() if inspect.isfunction(value)}
     assert {name for name in own if hasattr(AsyncScheduler, name)} == {
         "__init__",
         "schedule",
         "update_from_output",
     }
+
+
+def test_only_a_scheduler_that_schedules_ahead_is_vllms_asynchronous_one(scheduler: Any) -> None:
+    """vLLM picks by the same word; given a class it takes it, and then its workers meet unknown tokens."""
+    from vllm.config.scheduler import SchedulerConfig
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    from blend_core.engines.vllm.scheduler import scheduler_class
+
+    assert "if self.async_scheduling:" in inspect.getsource(SchedulerConfig.get_scheduler_cls)
+    for is_async in (True, False):
+        named = resolve_obj_by_qualname(scheduler_class(is_async=is_async))
+        assert issubclass(named, AsyncScheduler) is is_async
+    assert not scheduler.scheduler_config.async_scheduling
+    assert not isinstance(scheduler, AsyncScheduler)
+
+
+def test_a_request_whose_token_is_on_its_way_is_left_out_as_the_step_budget_reckons() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    source = inspect.getsource(Scheduler.schedule)
+    for text in (
+        "self.current_step += 1",
+        "if self.current_step < request.next_decode_eligible_step:",
+        "and request.num_computed_tokens + 2 - request.num_output_placeholders\n"
+        "                >= request.num_prompt_tokens + request.max_tokens",
+        "+ request.num_output_placeholders\n                - request.num_computed_tokens",
+    ):
+        assert text in source, text
 
 
 def test_schedule_asks_bool_then_peeks_then_pops(scheduler: Any) -> None:
@@ -120,6 +151,10 @@ def test_the_scheduler_has_the_attributes_that_are_read(scheduler: Any) -> None:
     assert scheduler.running == []
     assert scheduler.lora_config is None
     assert scheduler.vllm_config.additional_config == {}
+    assert scheduler.vllm_config.max_concurrent_batches == 1
+    assert scheduler.parallel_config.pipeline_parallel_size == 1
+    assert scheduler.max_model_len == scheduler.vllm_config.model_config.max_model_len
+    assert scheduler.current_step >= 0
 
 
 def test_a_request_has_the_attributes_that_are_read() -> None:
@@ -132,6 +167,7 @@ def test_a_request_has_the_attributes_that_are_read() -> None:
     assert one.sampling_params.extra_args[SEQ_ARGUMENT] == 1
     assert (one.num_tokens, one.num_prompt_tokens, one.num_output_tokens) == (3, 3, 0)
     assert (one.num_computed_tokens, one.num_output_placeholders, one.num_stale_output_tokens) == (0, 0, 0)
+    assert one.next_decode_eligible_step == 0
     assert (one.max_tokens, one.drop_stale_output, one.lora_request) == (4, False, None)
     assert one.status == RequestStatus.WAITING
     assert {"RUNNING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"} <= set(RequestStatus.__members__)
