@@ -7,6 +7,7 @@ from typing import Any
 
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
+from blend_core.engines.vllm.passed_options import check_options_on_cpu
 from blend_core.errors import ConfigurationError
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec, load_model_spec
@@ -33,8 +34,8 @@ class Serving:
         """The engine that the job asks for, else the machine's settings, else vLLM where it suits.
 
         Raises:
-            ConfigurationError: vLLM is asked for and cannot serve here, or its options are given and it is
-                not to serve.
+            ConfigurationError: vLLM is asked for and cannot serve here, or not with its options, or those are
+                given and it is not to serve.
         """
         wanted = options.engine
         if wanted is EngineName.AUTO:
@@ -47,7 +48,10 @@ class Serving:
                 reason = why_not or "the engine is `torch`."
                 raise ConfigurationError(f"The job has options for vLLM, which will not run it: {reason}")
             return cls(EngineName.TORCH, settings, {})
-        return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
+        vllm_options = {**settings.vllm, **options.vllm}
+        if settings.device == "cpu":
+            check_options_on_cpu(vllm_options)
+        return cls(EngineName.VLLM, settings, vllm_options)
 
     @property
     def is_vllm(self) -> bool:

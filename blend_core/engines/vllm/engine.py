@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
@@ -14,6 +14,9 @@ from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
 from blend_core.errors import ConfigurationError, EngineError, EngineStartError
 from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
+
+MOST_CHARACTERS: Final = 300
+"""Of vLLM's own words in an error."""
 
 
 class VllmEngine:
@@ -112,10 +115,8 @@ class VllmEngine:
         except Exception as error:
             if remote is not None:
                 remote.close()
-            lines = str(error).splitlines()
             raise EngineStartError(
-                f"vLLM did not start ({type(error).__name__}{': ' + lines[0] if lines else ''}); the log on "
-                "standard error has the details."
+                f"vLLM did not start ({_words_of(error)}); the log on standard error has the details."
             ) from error
         core: Core
         if remote is None:
@@ -168,6 +169,19 @@ def set_environment(options: VllmEngineOptions) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _words_of(error: Exception) -> str:
+    """What vLLM says is wrong, in one line."""
+    words = next(iter(str(error).splitlines()), "")
+    listed = getattr(error, "errors", None)
+    if type(error).__name__ == "ValidationError" and callable(listed):
+        # The first line of one of pydantic's tells how many things are wrong, and not which.
+        first = listed()[0]
+        words = " ".join([*(f"{part}:" for part in first["loc"]), first["msg"]])
+    if len(words) > MOST_CHARACTERS:
+        words = words[:MOST_CHARACTERS] + "…"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blend_core.engines.option_checks import check_step_options
-from blend_core.engines.vllm.passed_options import OWN_OPTIONS, check_passed_options
+from blend_core.engines.vllm.passed_options import OWN_OPTIONS, check_options_on_cpu, check_passed_options
 from blend_core.errors import ConfigurationError
 from blend_core.specs import DeviceProfile
 
@@ -60,6 +60,8 @@ class VllmEngineOptions:
             ),
         )
         check_passed_options(self.passed)
+        if self.is_on_cpu:
+            check_options_on_cpu(self.passed)
         if self.is_on_cpu and self.block_size % CPU_BLOCK_TOKENS:
             raise ConfigurationError(
                 f"block_size is {self.block_size}; vLLM on a CPU wants a multiple of {CPU_BLOCK_TOKENS}."

@@ -44,6 +44,8 @@ PASSED_OPTIONS: Final[dict[str, tuple[type, ...]]] = {
 OWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = {"lora_adapters": (dict,), "separate_core": (bool,)}
 """Options of ours: folders of LoRA adapters by name; whether vLLM's core runs in a process of its own."""
 
+_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
+
 _SET_ELSEWHERE: Final = {
     "model": "the job's `model`",
     "seed": "the job's `options.seed`",
@@ -88,6 +90,26 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join(one.__name__ for one in types)
             raise ConfigurationError(f"The vLLM option {name!r} must be of type {wanted}.")
+        if name in _SIZES and options[name] < 1:
+            raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be at least 1.")
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")
+
+
+def check_options_on_cpu(options: Mapping[str, Any]) -> None:
+    """Checks for what vLLM cannot do on a CPU, and would say nothing of or fail at in the first step.
+
+    Raises:
+        ConfigurationError: names the option.
+    """
+    if options.get("pipeline_parallel_size", 1) > 1:
+        raise ConfigurationError(
+            "The vLLM option 'pipeline_parallel_size' is for GPUs: vLLM on a CPU fails in the first step of "
+            "a pipeline; leave it out, or spread the model by 'tensor_parallel_size'."
+        )
+    if options.get("async_scheduling", False):
+        raise ConfigurationError(
+            "The vLLM option 'async_scheduling' is for GPUs: vLLM on a CPU never schedules ahead; leave it "
+            "out."
+        )

@@ -153,7 +153,23 @@ def test_vllm_on_a_cpu_takes_blocks_of_a_multiple_of_32(
     assert [serving(tmp_path, block_size=size).block_size for size in (1, 16, 32, 33)] == [32, 32, 32, 64]
 
 
+@pytest.mark.parametrize("option", [{"pipeline_parallel_size": 2}, {"async_scheduling": True}])
+def test_what_vllm_cannot_do_on_a_cpu_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
+    (name,) = option
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cpu"))
+    with pytest.raises(ConfigurationError, match=f"'{name}' is for GPUs"):
+        serving(tmp_path, {"vllm": option})
+    with pytest.raises(ConfigurationError, match=f"'{name}' is for GPUs"):
+        serving(tmp_path, vllm=option)
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cuda"))
+    assert serving(tmp_path, {"vllm": option}, device="cuda").vllm_options == option
+
+
 def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValidationError, match="'tensor_parallel_size' is 0; it must be at least 1"):
+        JobOptions.model_validate({"vllm": {"tensor_parallel_size": 0}})
     with pytest.raises(ValidationError, match="'no_such' is not known"):
         JobOptions.model_validate({"vllm": {"no_such": 1}})
     monkeypatch.setenv("BLEND_ENGINE__VLLM__NO_SUCH", "1")

@@ -1,0 +1,29 @@
+"""What of vLLM's own errors is told in ours: which option is wrong, in one line."""
+
+import pydantic
+import pytest
+
+from blend_core.engines.vllm.engine import MOST_CHARACTERS, _words_of
+
+
+class CacheConfig(pydantic.BaseModel):
+    gpu_memory_utilization: float = pydantic.Field(0.9, le=1)
+
+
+def test_a_wrong_value_is_told_by_the_name_of_its_option() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        CacheConfig(gpu_memory_utilization=3)
+    words = _words_of(caught.value)
+    assert words == "ValidationError: gpu_memory_utilization: Input should be less than or equal to 1"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("CUDA out of memory\nmore"), "RuntimeError: CUDA out of memory"),
+        (RuntimeError(), "RuntimeError"),
+        (ValueError("x" * 1000), f"ValueError: {'x' * MOST_CHARACTERS}…"),
+    ],
+)
+def test_of_another_error_its_first_line_is_told(error: Exception, words: str) -> None:
+    assert _words_of(error) == words
