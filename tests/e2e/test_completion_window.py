@@ -7,11 +7,12 @@ import sqlalchemy as sa
 
 from flows.job_outcome import JobOutcome
 from flows.progress import SilentProgress
-from flows.running import create_job, run_stages
+from flows.running import create_job, run_job, run_stages
 from flows.stages import JobContext
 from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.jobs import get_job
+from tests.e2e.watched_run import Watching, assert_sums_hold
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
@@ -74,3 +75,23 @@ def test_a_job_that_was_never_read_expires(wiring: Wiring, make_job: Any) -> Non
     outcome = run(wiring, job_id, stop, SilentProgress())
 
     assert (outcome.status, outcome.total) == ("expired", 0)
+
+
+def close_window(wiring: Wiring, job_id: str) -> None:
+    with wiring.database.connect() as connection:
+        connection.execute(
+            sa.text("UPDATE batch_job SET expires_at = clock_timestamp() WHERE job_id = :job_id"),
+            {"job_id": job_id},
+        )
+
+
+def test_what_is_not_done_when_the_window_closes_expires(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=1500, max_tokens=200, completion_window_hours=1))
+
+    outcome = run_job(wiring, job_id, Watching(10, lambda: close_window(wiring, job_id)))
+
+    assert outcome.status == "expired"
+    assert outcome.succeeded >= 1
+    assert outcome.expired >= 1
+    assert outcome.output_uris
+    assert_sums_hold(wiring, job_id, 1500)

@@ -19,7 +19,7 @@ from storage.jobs import get_job, request_cancel
 from storage.results import counts, iter_results
 from storage.suspects import engine_deaths
 from tests.e2e.conftest import ENGINE
-from tests.e2e.test_stopping_and_continuing import assert_sums_hold, engine_pids
+from tests.e2e.watched_run import assert_sums_hold, engine_pids
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
