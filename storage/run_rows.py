@@ -116,9 +116,11 @@ def _new_windows(
     if not windows:
         return []
     first = {(given.rank, given.window.batch_index): given for given in reversed(windows)}
+    # Ranks by name: a server before Postgres 18 would look at every window of the run without them.
     known = connection.execute(
-        "SELECT rank, batch_index FROM batch_metric WHERE job_id = %s AND run_id = %s AND batch_index >= %s",
-        (run.job_id, run.run_id, min(index for _, index in first)),
+        "SELECT rank, batch_index FROM batch_metric"
+        " WHERE job_id = %s AND run_id = %s AND rank = ANY(%s) AND batch_index >= %s",
+        (run.job_id, run.run_id, sorted({rank for rank, _ in first}), min(index for _, index in first)),
     )
     for key in known.fetchall():
         first.pop(key, None)

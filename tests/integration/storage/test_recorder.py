@@ -94,6 +94,18 @@ def test_windows_have_planned_and_measured_density(
         assert tuple(connection.execute(query, {"id": run.run_id}).one()) == (2.0, 1.0, metrics.tokens_per_s)
 
 
+def test_a_window_that_is_told_again_is_stored_once_whichever_rank_is_ahead(
+    db: Database, objects: ObjectStore, run: Run, make_window: Callable[..., StepWindow]
+) -> None:
+    told = [(0, 7), (1, 2), (0, 8)]
+    for more in ([], [(1, 3), (2, 0)]):
+        with Recorder(db, objects, run) as recorder:
+            for rank, number in [*told, *more]:
+                recorder.window(make_window(number), rank=rank, planned_density=None)
+    stored = [(row.rank, row.batch_index) for row in densities(db, run.run_id)]
+    assert sorted(stored) == sorted([*told, (1, 3), (2, 0)])
+
+
 def test_an_answer_too_large_for_a_row_goes_to_the_object_store(
     db: Database, objects: ObjectStore, run: Run, answer: Answer
 ) -> None:
