@@ -108,7 +108,7 @@ def stream_new_rows(url: str, query: str, new: NewRows, up_to: str | None) -> It
     """Streams the rows that are new up to a watermark, and the leftovers.
 
     Each row has one more column, `AT_WATERMARK`: whether its watermark is `up_to`. Rows without a watermark
-    (NULL) are not new.
+    (NULL) are not new; those without an id that are at `after` are new each time.
 
     Raises what `stream_rows` raises.
     """
@@ -118,7 +118,8 @@ def stream_new_rows(url: str, query: str, new: NewRows, up_to: str | None) -> It
     if new.after is not None:
         since = (
             "(source.{column} > %(after)s OR "
-            f"source.{{column}} = %(after)s AND NOT ({identity} = ANY(%(edge_ids)s::text[])))"
+            # Nobody can tell whether one without an id was read: told again rather than never.
+            f"source.{{column}} = %(after)s AND ({identity} = ANY(%(edge_ids)s::text[])) IS NOT TRUE)"
         )
     statement = _over(
         query,

@@ -27,7 +27,7 @@ from storage.ownership import Run
 from storage.readings import Readings, known_sources, reset_readings
 from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestWriter
-from storage.schema import request, source_reading
+from storage.schema import request, result, source_reading
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
@@ -47,7 +47,7 @@ class Nights:
     def sql(self) -> psycopg.Connection:
         return psycopg.connect(self.db.url)
 
-    def add(self, *rows: tuple[int, Any]) -> None:
+    def add(self, *rows: tuple[int | None, Any]) -> None:
         with self.sql() as connection:
             connection.cursor().executemany(f"INSERT INTO {self.name} (id, at) VALUES (%s, %s)", rows)
 
@@ -85,7 +85,9 @@ class Nights:
 
         return job_id, read
 
-    def night(self, spec: BatchJobSpec | None = None, end: JobStatus = JobStatus.COMPLETED) -> list[str]:
+    def night(
+        self, spec: BatchJobSpec | None = None, end: JobStatus = JobStatus.COMPLETED
+    ) -> list[str | None]:
         """The ids that one night reads; it ends with an answer for each, or without any."""
         job_id, read = self.begin(spec)
         read()
@@ -111,10 +113,20 @@ class Nights:
             close_pending(self.db, job_id, end)
         set_job_status(self.db, job_id, end)
 
-    def ids(self, job_id: str) -> list[str]:
+    def ids(self, job_id: str) -> list[str | None]:
         with self.db.connect() as connection:
             found = connection.execute(sa.select(request.c.custom_id).where(request.c.job_id == job_id))
-            return sorted(found.scalars())
+            return sorted(found.scalars(), key=str)
+
+    def errors(self, job_id: str) -> list[str]:
+        """The messages of the job's error rows."""
+        with self.db.connect() as connection:
+            found = connection.execute(
+                sa.select(result.c.error_message).where(
+                    result.c.job_id == job_id, result.c.status == "errored"
+                )
+            )
+            return list(found.scalars())
 
 
 @pytest.fixture
@@ -166,6 +178,23 @@ def test_rows_of_the_watermarks_own_time_that_come_later_are_new(nights: Nights)
     assert nights.night() == ["4", "5"]
     nights.add((6, TIMES[1]))
     assert nights.night() == ["6"]
+    assert nights.night() == []
+
+
+def test_a_row_without_an_id_that_comes_late_is_told_until_the_watermark_moves_on(nights: Nights) -> None:
+    nights.add((1, TIMES[0]))
+    assert nights.night() == ["1"]
+    nights.add((None, TIMES[0]))
+    for _ in range(2):
+        job_id, read = nights.begin()
+        read()
+        assert nights.errors(job_id) == ["The id column 'id' is NULL."]
+        nights.end(job_id, JobStatus.CANCELLED)
+    nights.add((2, TIMES[1]))
+    job_id, read = nights.begin()
+    read()
+    assert (nights.ids(job_id), len(nights.errors(job_id))) == (["2", None], 1)
+    nights.end(job_id, JobStatus.CANCELLED, answered=("2",))
     assert nights.night() == []
 
 
