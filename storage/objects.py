@@ -219,16 +219,27 @@ class ObjectStore:
         return content if "ContentRange" in response else content[start : start + num_bytes]
 
     def download(self, key: str, path: Path) -> None:
-        """Writes the object to a file, which appears when it is complete; a broken connection is resumed."""
+        """Writes the object to a file, which appears when it is complete; a broken connection is resumed.
+
+        Raises:
+            StorageUnavailableError: the store did not answer, or the file's disk is full, which may pass.
+        """
         part = path.with_name(path.name + ".part")
         try:
             with part.open("wb") as file:
                 for chunk in read_chunks(self._client, self._options.bucket, key, None):
                     file.write(chunk)
+            part.rename(path)
         except SourceError as error:
             kind = StorageUnavailableError if error.retryable else StorageError
             raise kind(error.message, uri=self.uri(key)) from error
-        part.rename(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise StorageUnavailableError(
+                f"{path.parent} cannot take a copy of {self.uri(key)} ({error.strerror}); make room there, "
+                "or let TMPDIR name another folder.",
+                uri=self.uri(key),
+            ) from error
 
     def keys(self, prefix: str) -> Sequence[str]:
         """Our keys that begin with the prefix, sorted; none where the bucket is missing."""

@@ -28,6 +28,18 @@ def test_what_was_put_is_read_back_whole_and_in_parts(any_objects: ObjectStore, 
     assert any_objects.put("c", tmp_path / "copy").size_bytes == 10
 
 
+def test_a_full_disk_is_told_and_the_download_works_once_there_is_room(
+    any_objects: ObjectStore, tmp_path: Path
+) -> None:
+    any_objects.put("a/b.bin", b"x" * 100_000)
+    (tmp_path / "copy.part").symlink_to("/dev/full")
+    with pytest.raises(StorageUnavailableError, match=r"b\.bin \(No space left on device\); make room there"):
+        any_objects.download("a/b.bin", tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == []
+    any_objects.download("a/b.bin", tmp_path / "copy")
+    assert (tmp_path / "copy").stat().st_size == 100_000
+
+
 def test_a_listing_goes_beyond_a_thousand_keys_and_is_sorted(any_objects: ObjectStore) -> None:
     names = [f"many/{number:05}.jsonl" for number in range(1_005)]
     for name in reversed(names):
