@@ -208,13 +208,19 @@ def _parts(table: str) -> list[str]:
 def _columns(connection: psycopg.Connection, target: WriteBackTarget) -> dict[str, _Column]:
     """The table's columns by name. Raises `ConfigurationError` where one of the target's cannot be used."""
     name = sql.Identifier(*_parts(target.table)).as_string(connection)
-    oid = connection.execute(
-        "SELECT oid FROM pg_class WHERE oid = to_regclass(%s) AND relkind IN ('r', 'p')", (name,)
+    relation = connection.execute(
+        "SELECT oid, relkind IN ('r', 'p') FROM pg_class WHERE oid = to_regclass(%s)", (name,)
     ).fetchone()
-    if oid is None:
+    if relation is None:
         raise ConfigurationError(
             f"write_back: there is no table {target.table} (names are taken as written, capitals included); "
             "create it, or correct `table`."
+        )
+    oid, is_table = relation
+    if not is_table:
+        raise ConfigurationError(
+            f"write_back: {target.table} is a view or the like, where no key is unique; name the table "
+            "behind it as `table`."
         )
     found = {
         row[0]: row[1:]
@@ -226,7 +232,7 @@ def _columns(connection: psycopg.Connection, target: WriteBackTarget) -> dict[st
             " AND i.indimmediate AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND i.indpred IS NULL)"
             " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
             " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped",
-            (oid[0],),
+            (oid,),
         )
     }
     fields = {target.key_column: "custom_id"} | {column: name for name, column in target.columns.items()}
@@ -275,6 +281,11 @@ def _target_error(error: psycopg.Error, target: WriteBackTarget) -> StorageError
     if "authentication failed" in str(error):
         return StorageError(
             f"The server of {target.table} refused the user or password; correct the connection's URL."
+        )
+    if (error.sqlstate or "").startswith("53"):
+        return StorageUnavailableError(
+            f"The server of {target.table} has run out of something ({_reason(error)}); write back again "
+            "when it has more room, memory or connections."
         )
     if isinstance(error, psycopg.OperationalError):
         return StorageUnavailableError(

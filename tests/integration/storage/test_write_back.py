@@ -205,10 +205,16 @@ def test_a_table_that_cannot_take_results_is_told_beforehand(
         check_target(Table(postgres_url, columns, fields).target)
 
 
-def test_a_missing_table_and_a_missing_right_are_told_beforehand(table: Table, postgres_url: str) -> None:
+def test_a_missing_table_a_view_and_a_missing_right_are_told_beforehand(
+    table: Table, postgres_url: str
+) -> None:
     check_target(table.target)
     with pytest.raises(ConfigurationError, match="no table answer"):
         check_target(replace(table.target, table="answer"))
+    view = f"view_{secrets.token_hex(4)}"
+    table.run(f"CREATE VIEW {view} AS SELECT * FROM {{}}")
+    with pytest.raises(ConfigurationError, match=f"{view} is a view or the like.*name the table behind it"):
+        check_target(replace(table.target, table=view))
     role = f"writer_{secrets.token_hex(4)}"
     table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
     parts = urlsplit(postgres_url)
