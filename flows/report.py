@@ -34,8 +34,8 @@ class BatchDensity:
     """One or more consecutive windows of steps.
 
     Attributes:
-        first_batch: index of the first window.
-        last_batch: index of the last one.
+        first_batch: number of the first window, from 0 in the order in which all ranks began theirs.
+        last_batch: number of the last one.
         started_s: seconds from the start of the run's first window.
         duration_s: measured time of the steps.
         num_prefill_tokens: prompt tokens computed.
@@ -219,10 +219,10 @@ def build_report(
 def batch_densities(
     windows: Sequence[DensityRow], model: ModelSpec | None, what_if: DeviceProfile | None
 ) -> tuple[BatchDensity, ...]:
-    """Windows with the density that the same work has on another device."""
+    """Windows, in the order of their start, with the density that the same work has on another device."""
     start = min((window.started_at for window in windows), default=None)
     batches = []
-    for window in windows:
+    for number, window in enumerate(windows):
         assert start is not None
         other = None
         if model is not None and what_if is not None:
@@ -230,8 +230,9 @@ def batch_densities(
             other = step_cost(model, what_if, num_tokens, window.prefill_tokens_sq, window.decode_kv_tokens)
         batches.append(
             BatchDensity(
-                first_batch=window.batch_index,
-                last_batch=window.batch_index,
+                # Not its index, which every rank counts for itself.
+                first_batch=number,
+                last_batch=number,
                 started_s=(window.started_at - start).total_seconds(),
                 duration_s=window.duration_s,
                 num_prefill_tokens=window.num_prefill_tokens,

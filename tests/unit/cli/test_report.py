@@ -83,6 +83,12 @@ def test_the_what_if_is_the_same_work_on_the_other_device() -> None:
     assert batch.density == pytest.approx(2.0)
 
 
+def test_batches_of_several_ranks_are_numbered_together() -> None:
+    windows = [replace(row(index // 2), rank=index % 2) for index in range(30)]
+    shown = [str(cells[0]) for cells in density_rows(report(windows))]
+    assert (shown[0], shown[-1], len(shown)) == ("0-1", "28-29", 12)
+
+
 def test_without_a_model_there_is_no_what_if() -> None:
     assert batch_densities([row(0)], None, A100)[0].what_if_density is None
 
