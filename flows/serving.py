@@ -45,7 +45,9 @@ class Serving:
             raise ConfigurationError(f"The engine `vllm` cannot be used: {why_not}")
         if wanted is EngineName.TORCH or why_not is not None:
             if options.vllm:
-                reason = why_not or "the engine is `torch`."
+                reason = why_not
+                if wanted is EngineName.TORCH:
+                    reason = "its engine is `torch`; leave them out, or ask for the engine `vllm`."
                 raise ConfigurationError(f"The job has options for vLLM, which will not run it: {reason}")
             return cls(EngineName.TORCH, settings, {})
         vllm_options = {**settings.vllm, **options.vllm}

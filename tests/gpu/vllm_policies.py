@@ -2,6 +2,8 @@
 
 Prints one JSON object: a run for each policy and round, with its counts. Without `--model` a random
 Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
+
+`--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
 
 import argparse
@@ -30,7 +32,9 @@ POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
 
 def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
     profile = load_device_profile(asked.device_profile)
-    passed = {"async_scheduling": True, "gpu_memory_utilization": asked.gpu_memory_utilization}
+    passed: dict[str, object] = {}
+    if asked.device != "cpu":
+        passed = {"async_scheduling": True, "gpu_memory_utilization": asked.gpu_memory_utilization}
     if asked.kv_blocks:
         passed["num_gpu_blocks_override"] = asked.kv_blocks
     options = VllmEngineOptions(

@@ -126,6 +126,8 @@ def test_vllm_that_is_asked_for_and_not_there_is_refused_with_what_to_do(
         serving(tmp_path, {"engine": "vllm"})
     with pytest.raises(ConfigurationError, match="make setup-vllm"):
         serving(tmp_path, {"vllm": {"dtype": "half"}})
+    with pytest.raises(ConfigurationError, match="its engine is `torch`; leave them out"):
+        serving(tmp_path, {"engine": "torch", "vllm": {"dtype": "half"}})
     vllm_is(monkeypatch, InstalledVllm("0.33.0", "cpu"))
     with pytest.raises(ConfigurationError, match=r"0\.33\.0 is installed"):
         serving(tmp_path, name="vllm")
