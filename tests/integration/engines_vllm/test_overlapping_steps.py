@@ -18,7 +18,6 @@ from checked_policy import CheckedPolicy
 
 from blend_core.engines.vllm.control import Stepped
 from blend_core.engines.vllm.engine import VllmEngine
-from blend_core.engines.vllm.requests import vllm_sampling
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from blend_core.request import Request, SamplingParams
 from tests.integration.engines_vllm.vllm_runs import Block32Source
@@ -130,6 +129,8 @@ class OverlappingCore:
 
     def _add(self, one: Request, hasher: Any) -> None:
         from vllm.v1.request import Request as VllmRequest
+
+        from blend_core.engines.vllm.requests import vllm_sampling
 
         tokens = one.prompt_token_ids.tolist()
         self.scheduler.add_request(
