@@ -210,8 +210,8 @@ def plan(
 ) -> None:
     """Measure how fast a job is planned, and in how much memory.
 
-    Requests of about 600 prompt tokens are made up, then read, and planned for dual scan in a fresh process.
-    Needs no services.
+    Requests of about 600 prompt tokens are made up, then read, and planned in a fresh process. The total is
+    without reading them. Needs no services.
 
     \b
     Example:
