@@ -84,7 +84,7 @@ def read_source(
         found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
         return PlanInput(
             found.arrays,
-            sum(found.bad_lines.values()),
+            found.num_bad,
             found.bad_lines,
             tokenizer is not None,
             model,
@@ -108,7 +108,7 @@ def read_source(
         priors = priors_of_templates(wiring, options.model or spec.model, found.templates)
     return PlanInput(
         found.arrays,
-        sum(found.bad_lines.values()),
+        found.num_bad,
         found.bad_lines,
         tokenizer is not None,
         model,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from blend_core.errors import RequestError, RequestErrorCode
-from blend_core.tokenizing import TokenIds, Tokenizer
+from blend_core.tokenizing import Tokenizer
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
-from flows.ingest.encoding import encode_drafts, fitted_sampling
+from flows.ingest.encoding import encode_drafts, fitted_request
 
 LINES_AT_ONCE = 4096
 
@@ -55,15 +55,8 @@ def tokenised_items(
             if line.draft is None:
                 yield line
                 continue
-            error = _error_of(line.draft, next(encoded), max_model_len)
-            if error is None:
-                yield line
+            fitted = fitted_request(line.draft, next(encoded), max_model_len)
+            if isinstance(fitted, RequestError):
+                yield replace(line, draft=None, code=fitted.code, reason=fitted.message)
             else:
-                yield replace(line, draft=None, code=error.code, reason=error.message)
-
-
-def _error_of(draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int) -> RequestError | None:
-    if isinstance(token_ids, RequestError):
-        return token_ids
-    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
-    return sampling if isinstance(sampling, RequestError) else None
+                yield line

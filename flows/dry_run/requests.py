@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import RequestError, RequestErrorCode
-from blend_core.request import RequestArrays, SamplingParams
-from blend_core.tokenizing import TokenIds, Tokenizer
+from blend_core.request import RequestArrays
+from blend_core.tokenizing import Tokenizer
 from flows.dry_run.lines import LINES_AT_ONCE, CheckedLine
 from flows.ingest.draft import Draft
-from flows.ingest.encoding import encode_drafts, fitted_sampling
+from flows.ingest.encoding import encode_drafts, fitted_request
 
 BYTES_PER_TOKEN = 4
 """Bytes of text that stand for a token where nothing is tokenised."""
@@ -32,6 +32,11 @@ class DryRequests:
     arrays: RequestArrays
     bad_lines: dict[str, int]
     templates: tuple[str, ...]
+
+    @property
+    def num_bad(self) -> int:
+        """Lines that would become error rows."""
+        return sum(self.bad_lines.values())
 
 
 def read_requests(
@@ -68,11 +73,14 @@ def read_requests(
         )
         fitting = []
         for draft, token_ids in zip(drafts, encoded, strict=True):
-            fitted = _fitted(draft, token_ids, max_model_len)
+            fitted = fitted_request(draft, token_ids, max_model_len)
             if isinstance(fitted, RequestError):
                 bad_lines[fitted.code.value] += 1
                 continue
             token_ids, sampling = fitted
+            if len(token_ids) == 0:
+                bad_lines[RequestErrorCode.EMPTY_PROMPT.value] += 1
+                continue
             fitting.append(token_ids)
             templates.append(draft.prompt_template)
             bounds.append((sampling.min_tokens, sampling.max_tokens))
@@ -90,18 +98,6 @@ def read_requests(
         max_tokens=np.ascontiguousarray(limits[:, 1]),
     )
     return DryRequests(arrays, dict(bad_lines), tuple(templates))
-
-
-def _fitted(
-    draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int
-) -> tuple[TokenIds, SamplingParams] | RequestError:
-    """A request that can be planned, or what is wrong with it."""
-    if isinstance(token_ids, RequestError):
-        return token_ids
-    if len(token_ids) == 0:
-        return RequestError("The prompt has no token.", RequestErrorCode.EMPTY_PROMPT)
-    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
-    return sampling if isinstance(sampling, RequestError) else (token_ids, sampling)
 
 
 def _pieces(draft: Draft) -> npt.NDArray[np.int32]:

@@ -29,14 +29,17 @@ def encode_drafts(drafts: Sequence[Draft], tokenizer: Tokenizer) -> Iterator[Tok
             yield tokenizer.check_token_ids(draft.prompt_token_ids or [])
 
 
-def fitted_sampling(
-    draft: Draft, num_prompt_tokens: int, max_model_len: int
-) -> SamplingParams | RequestError:
-    """The draft's sampling parameters with `max_tokens` cut to the room that is left, or PROMPT_TOO_LONG.
+def fitted_request(
+    draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int
+) -> tuple[TokenIds, SamplingParams] | RequestError:
+    """The prompt, and the draft's sampling parameters with `max_tokens` cut to the room that is left.
 
-    A prompt needs room for itself and at least one output token, or `min_tokens` where that is more.
+    A prompt needs room for itself and at least one output token, or `min_tokens` where that is more; else it
+    is PROMPT_TOO_LONG. `token_ids` is what `encode_drafts` gave; an error stays what it is.
     """
-    sampling = draft.sampling
+    if isinstance(token_ids, RequestError):
+        return token_ids
+    sampling, num_prompt_tokens = draft.sampling, len(token_ids)
     room = max_model_len - num_prompt_tokens
     least = max(1, sampling.min_tokens)
     if room < least:
@@ -45,4 +48,4 @@ def fitted_sampling(
             f"output; the model's context is {count_text(max_model_len, 'token')}.",
             RequestErrorCode.PROMPT_TOO_LONG,
         )
-    return replace(sampling, max_tokens=room) if sampling.max_tokens > room else sampling
+    return token_ids, replace(sampling, max_tokens=room) if sampling.max_tokens > room else sampling

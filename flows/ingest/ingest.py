@@ -12,7 +12,7 @@ from blend_core.request import Request
 from blend_core.tokenizing import TokenIds, Tokenizer
 from flows.ingest.draft import Draft, SourceItem
 from flows.ingest.duplicates import DuplicateCheck
-from flows.ingest.encoding import encode_drafts, fitted_sampling
+from flows.ingest.encoding import encode_drafts, fitted_request
 from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestRow, RequestWriter
 
@@ -141,12 +141,8 @@ def number_items(
 def _request(
     seq: int, draft: Draft, token_ids: TokenIds | RequestError, max_model_len: int
 ) -> Request | RequestError:
-    if isinstance(token_ids, RequestError):
-        return token_ids
-    sampling = fitted_sampling(draft, len(token_ids), max_model_len)
-    if isinstance(sampling, RequestError):
-        return sampling
-    return Request(seq, token_ids, sampling, draft.lora_adapter)
+    fitted = fitted_request(draft, token_ids, max_model_len)
+    return fitted if isinstance(fitted, RequestError) else Request(seq, *fitted, draft.lora_adapter)
 
 
 def _write_request(
