@@ -93,7 +93,7 @@ def measure_planning(task: Task) -> PlanFigures:
     """
     model, device = model_spec_preset(_MODEL), load_device_profile(_DEVICE)
     # Compiled code is kept on disk, so it is loaded here, or made where it is missing, and not measured.
-    build_plan(_smallest_job(), model, device, _CONFIG)
+    build_plan(smallest_job(), model, device, _CONFIG)
     started = time.perf_counter()
     requests = load_request_shards(Path(task.folder))
     loaded = time.perf_counter()
@@ -121,7 +121,7 @@ def measure_planning(task: Task) -> PlanFigures:
     )
 
 
-def _smallest_job() -> RequestArrays:
+def smallest_job() -> RequestArrays:
     """Requests that share, of two densities: enough to go through every part of the planner."""
     num_groups, num_alike, num_tokens = 20, 10, 64
     group, number = np.divmod(np.arange(num_groups * num_alike), num_alike)

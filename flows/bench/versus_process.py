@@ -166,22 +166,22 @@ def _run_policy(run: VersusRun) -> RunFigures:
     from blend_core.engines.vllm.engine import VllmEngine
     from blend_core.errors import EngineError
     from blend_core.planner import PlanConfig, build_plan
-    from blend_core.request import Request, SamplingParams
+    from blend_core.request import Request
     from blend_core.tokenizing import Tokenizer
     from flows.bench.engine import request_arrays
+    from flows.bench.plan_process import smallest_job
     from flows.ingest.parse import ParseOptions, parse_line
     from flows.job_source import JobSource
 
     options = _options(run)
     engine = VllmEngine(options)
     info = engine.open()
-    # Code is loaded by now, as `run-batch` has its own and its tokenizer.
     tokenizer = Tokenizer(Path(run.model_folder))
     planning = PlanConfig(
         run.name, run.block_size, sample_fraction=0, max_num_batched_tokens=run.max_num_batched_tokens
     )
-    first = Request(0, np.arange(2 * run.block_size, dtype=np.int32), SamplingParams(1))
-    build_plan(request_arrays([first]), info.model, info.device, planning)
+    # Loads the planner's compiled code, or makes it where it is missing.
+    build_plan(smallest_job(), info.model, info.device, planning)
     begin = time.perf_counter()
     parsing = ParseOptions("")
     drafts = [parse_line(line, parsing) for line in Path(run.request_file).read_bytes().splitlines()]
