@@ -267,8 +267,7 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     def _look(self) -> int | None:
         """The right request that may start, looked for if need be."""
-        if self._look_ahead.is_due:
-            self._look_ahead.look(self._right_head(), self._right_limit_tokens, self._refresh_at)
+        self._look_ahead.look(self._right_head, self._right_limit_tokens, self._refresh_at)
         return self._look_ahead.candidate
 
     def _vacate(self, slot: int) -> None:

@@ -4,7 +4,7 @@ them."""
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,18 @@ from blend_core.length_distribution import (
 
 Floats = npt.NDArray[np.float64]
 
-_SURE: Final = 1e-3
+_LEAST_ALIVE: Final = 1e-3
 """A request that is alive with a smaller probability does not count at that time."""
 
-_SURELY: Final[tuple[Floats, ...]] = tuple(np.ones(num_bins) for num_bins in range(len(LENGTH_GRID) + 1))
-"""The probability of being alive over so many bins of who surely is."""
+_ALL_ALIVE: Final[tuple[Floats, ...]] = tuple(np.ones(num_bins) for num_bins in range(len(LENGTH_GRID) + 1))
+"""Probabilities of being alive, over so many bins, of a request that surely is."""
 
 _GRID_ENDS: Final[tuple[float, ...]] = tuple(LENGTH_GRID_ENDS.tolist())
 
 
 @dataclass(slots=True)
 class _Joined:
-    """Requests that joined at one step, all alive alike, and are not in the sums yet.
+    """Requests that joined within one bin of the grid, all alive alike, and are not in the sums yet.
 
     What they hold is counted from where the grid begins, so that it may be less than nothing.
     """
@@ -40,6 +40,22 @@ class _Joined:
     num_requests: int = 0
     num_tokens: float = 0.0
     num_tokens_sq: float = 0.0
+
+
+class _Looked(NamedTuple):
+    """A request that was looked at, and what its joining makes.
+
+    Attributes:
+        held: what it holds, counted from where the grid begins.
+        alive: as `KvProjection.alive` gave it.
+        high_at_most: bound of KV with it.
+        sums: mean, variance and both together where it is alive; None where the bound said enough.
+    """
+
+    held: float
+    alive: Floats
+    high_at_most: float
+    sums: tuple[Floats, Floats, Floats] | None
 
 
 class KvProjection:
@@ -73,7 +89,7 @@ class KvProjection:
         self.replace(0, np.zeros(len(LENGTH_GRID)), np.zeros(len(LENGTH_GRID)), 0.0)
 
     def replace(self, clock: int, mean: Floats, variance: Floats, deviations: float) -> None:
-        """Takes sums that were made anew at `clock`, where the grid begins.
+        """Takes sums that were made anew at `clock`, where the grid begins; both arrays are kept and changed.
 
         `deviations`, standard ones, are kept free above what is expected; less than 0 takes less than that.
         """
@@ -81,7 +97,7 @@ class KvProjection:
         self._num_steps = self._first_bin = 0
         self._ahead: dict[int, Floats] = {}
         self._joined: dict[tuple[int, int], _Joined] = {}
-        self._looked_at: tuple[float, Floats, float, tuple[Floats, Floats, Floats] | None] | None = None
+        self._looked_at: _Looked | None = None
         self._sum_up()
 
     def advance(self, clock: int) -> None:
@@ -119,7 +135,7 @@ class KvProjection:
         """
         if lengths is None:
             end = bisect_left(GRID_POINTS, self._num_steps + max(1.0, left))
-            return _SURELY[end - self._first_bin]
+            return _ALL_ALIVE[end - self._first_bin]
         if num_output_tokens > 0:
             return self._alive(lengths, num_output_tokens)
         # All that start in one step are asked for alike.
@@ -134,7 +150,7 @@ class KvProjection:
         alive /= max(alive[0], LEAST_SURVIVAL)
         # However rare its length is, it is there now.
         alive[0] = 1.0
-        return alive[: int(np.count_nonzero(alive > _SURE))]
+        return alive[: int(np.count_nonzero(alive > _LEAST_ALIVE))]
 
     def fits(self, num_tokens: float, alive: Floats, limit_tokens: float) -> bool:
         """Whether KV stays under the limit, deviations included, while such a request runs as well.
@@ -149,7 +165,7 @@ class KvProjection:
             self._sum_up_joined()
         high_at_most = self._high_at_most + own
         if high_at_most <= limit_tokens:
-            self._looked_at = held, alive, high_at_most, None
+            self._looked_at = _Looked(held, alive, high_at_most, None)
             return True
         now = slice(first, first + len(alive))
         mean, variance = contribution(held, alive, LENGTH_GRID_ENDS[now])
@@ -157,7 +173,8 @@ class KvProjection:
         variance += self._variance[now]
         high = mean + self._deviations * np.sqrt(variance)
         high_peak = float(high.max())
-        self._looked_at = held, alive, max(self._high_at_most, high_peak), (mean, variance, high)
+        high_at_most = max(self._high_at_most, high_peak)
+        self._looked_at = _Looked(held, alive, high_at_most, (mean, variance, high))
         return high_peak <= limit_tokens
 
     def add(self, num_tokens: float, alive: Floats) -> None:
@@ -167,14 +184,15 @@ class KvProjection:
 
     def join(self) -> None:
         """The request that `fits` looked at last joins; nothing may have joined or gone on since."""
-        if self._looked_at is None:
-            return
+        assert self._looked_at is not None, "no request was looked at since the last one joined"
         held, alive, self._high_at_most, sums = self._looked_at
+        self._looked_at = None
         first = self._first_bin
         if sums is not None:
             now = slice(first, first + len(alive))
             self._mean[now], self._variance[now], self._high[now] = sums
             return
+        # That is the key of nothing else: the array is kept here.
         key = id(alive), first
         joined = self._joined.get(key)
         if joined is None:
@@ -200,7 +218,7 @@ class KvProjection:
             now = slice(joined.first_bin, joined.first_bin + len(alive))
             ends = LENGTH_GRID_ENDS[now]
             grown = joined.num_requests * ends
-            if alive is _SURELY[len(alive)]:
+            if alive is _ALL_ALIVE[len(alive)]:
                 self._mean[now] += joined.num_tokens + grown
                 continue
             self._mean[now] += alive * (joined.num_tokens + grown)

@@ -1,5 +1,6 @@
 """Which request of the memory-intensive side may start: one that KV ahead has room for."""
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,10 @@ preemption, and it hits the short requests of the left side that were admitted l
 EAGER_DEVIATIONS: Final = -6.0
 """The same where KV has no other use: of answers of unknown length counts in effect what they hold now, since
 a preemption now and then costs less than KV that nobody uses."""
+
+
+_NOTHING: Final = (-1, -1)
+"""In place of a slot and a step: no request was looked at."""
 
 
 class LookAhead:
@@ -49,7 +54,7 @@ class LookAhead:
         self._ledger = ledger
         self._sides = sides
         self._rules = rules
-        self._looked_at = (-1, -1)
+        self._looked_at = _NOTHING
         self._looks_ahead = rules.looks_ahead
         self.projection = KvProjection()
         self.candidate: int | None = None
@@ -73,23 +78,22 @@ class LookAhead:
             deviations = DEVIATIONS if self._rules.keeps_deviations else 0.0
         clock = self._ledger.clock
         self.projection.replace(clock, running.kv_mean, running.kv_variance, deviations)
+        self._looked_at = _NOTHING
         self.forget(clock)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether to look for a candidate: after a refresh, and after each right request that starts or
-        leaves."""
-        return self.candidate is None and self._ledger.clock >= self.again_at
-
-    def look(self, head: int | None, limit_tokens: float, refresh_at: int) -> None:
-        """Looks for a request that KV ahead has room for.
+    def look(self, head_of: Callable[[], int | None], limit_tokens: float, refresh_at: int) -> None:
+        """Looks for a request that KV ahead has room for: after a refresh, and after each right request that
+        starts or leaves.
 
         Args:
-            head: the right side's next.
+            head_of: tells the right side's next; not asked where nothing is looked for.
             limit_tokens: KV tokens that the right side may come to.
             refresh_at: step at which sums are made anew; nothing changes for the better before.
         """
+        if self.candidate is not None or self._ledger.clock < self.again_at:
+            return
         self.again_at = refresh_at
+        head = head_of()
         if head is None:
             return
         if not self._looks_ahead or self._fits(head, limit_tokens):
@@ -106,6 +110,7 @@ class LookAhead:
             self.projection.join()
         else:
             self.projection.add(self._ledger.num_own_tokens(slot), self._alive(slot))
+        self._looked_at = _NOTHING
         self.forget(self._ledger.clock)
 
     def _must_be_next(self, head: int) -> bool:

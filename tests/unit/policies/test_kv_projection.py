@@ -192,3 +192,51 @@ def test_more_room_or_a_smaller_request_fits_as_well(running, held, left, limit,
         assert fits(projection, held, left, limit + 1)
         assert fits(projection, held, max(1, left // 2), limit)
         assert fits(projection, max(1, held - 1), left, limit)
+
+
+class PlainSums:
+    """The twin: every request is put into the sums at once, and looked at in them."""
+
+    def __init__(self, deviations):
+        self.mean, self.variance, self.deviations = NOTHING.copy(), NOTHING.copy(), deviations
+
+    def with_one(self, held, alive, first):
+        mean, variance = self.mean.copy(), self.variance.copy()
+        now = slice(first, first + len(alive))
+        tokens = held + LENGTH_GRID_ENDS[now]
+        mean[now] += alive * tokens
+        variance[now] += alive * (1.0 - alive) * tokens**2
+        return mean, variance
+
+    def peak_with_one(self, held, alive, first):
+        now = slice(first, first + len(alive))
+        mean, variance = self.with_one(held, alive, first)
+        return float((mean + self.deviations * np.sqrt(variance))[now].max())
+
+
+asked = st.tuples(st.integers(0, 60), st.integers(1, 300), st.integers(1, 900), st.booleans(), st.booleans())
+
+
+@settings(deadline=None)
+@given(st.lists(asked, min_size=1, max_size=25), st.sampled_from([-6.0, 0.0, 1.5]), st.floats(0, 20_000))
+def test_bounds_and_sums_put_off_answer_as_plain_sums_do(requests_asked, deviations, limit):
+    lengths = LengthDistribution(900, length_counts(np.arange(10, 900, 7)))
+    projection, plain, clock = KvProjection(), PlainSums(deviations), 0
+    projection.replace(0, NOTHING.copy(), NOTHING.copy(), deviations)
+    for pause, held, left, is_known, is_forced in requests_asked:
+        clock += pause
+        projection.advance(clock)
+        first = int(np.searchsorted(LENGTH_GRID, clock, side="right")) - 1
+        alive = projection.alive(None if is_known else lengths, 0, left)
+        peak = plain.peak_with_one(held - clock, alive, first)
+        fits_in = projection.fits(held, alive, limit)
+        # On the edge the order of summation decides.
+        assert fits_in == (peak <= limit) or peak == pytest.approx(limit)
+        if fits_in:
+            projection.join()
+        elif is_forced:
+            projection.add(held, alive)
+        if fits_in or is_forced:
+            plain.mean, plain.variance = plain.with_one(held - clock, alive, first)
+    np.testing.assert_allclose(projection.mean, plain.mean, rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(projection.variance, plain.variance, rtol=1e-9, atol=1e-3)

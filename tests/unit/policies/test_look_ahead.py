@@ -34,8 +34,7 @@ class Right:
         self.ahead = LookAhead(self.ledger, self.sides, rules)
 
     def look(self, head, limit_tokens):
-        if self.ahead.is_due:
-            self.ahead.look(head, limit_tokens, REFRESH_AT)
+        self.ahead.look(lambda: head, limit_tokens, REFRESH_AT)
         return self.ahead.candidate
 
     def admit(self, slot):
@@ -135,3 +134,12 @@ def test_room_for_longer_answers_is_kept_where_two_sides_share_kv(right_of, rule
             RunningWork(kv_mean=mean, kv_variance=spread**2), balances=balances, looks_ahead=True
         )
         assert right.look(SHORT, limit) == found
+
+
+def test_one_that_was_looked_at_before_sums_were_made_anew_is_held_all_the_same(right_of):
+    right = right_of()
+    right.look(SHORT, 1_000)
+    right.ahead.renew(RunningWork(), balances=True, looks_ahead=False)
+    right.look(SHORT, 1_000)
+    right.admit(SHORT)
+    assert right.ahead.projection.peak_tokens > 0
