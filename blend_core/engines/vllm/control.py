@@ -30,6 +30,8 @@ class Stepped(NamedTuple):
 
     Attributes:
         counts: what it computed; None of a step that computed nothing.
+        revision: plan revision in force when it was scheduled.
+        has_outputs: whether vLLM sends outputs of it.
         started_at: see `StepRecord`.
         duration_s: from where the step before it ended, where they overlap.
         num_cached_tokens: see `StepRecord`.
@@ -38,25 +40,23 @@ class Stepped(NamedTuple):
         num_running_right: see `StepRecord`.
         num_preempted: see `StepRecord`.
         num_finished: see `StepRecord`.
-        revision: plan revision in force when it was scheduled.
         added_s: what our part of the scheduler took of it.
-        has_outputs: whether vLLM sends outputs of it.
-        asked_in_vain: the policy would have started a request that vLLM has not got.
+        asked_in_vain: the policy asked for a request that vLLM has not got.
     """
 
     counts: StepCounts | None
-    started_at: float
-    duration_s: float
-    num_cached_tokens: int
-    kv_usage: float
-    num_running_left: int
-    num_running_right: int
-    num_preempted: int
-    num_finished: int
     revision: int
-    added_s: float
     has_outputs: bool
-    asked_in_vain: bool
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    num_cached_tokens: int = 0
+    kv_usage: float = 0.0
+    num_running_left: int = 0
+    num_running_right: int = 0
+    num_preempted: int = 0
+    num_finished: int = 0
+    added_s: float = 0.0
+    asked_in_vain: bool = False
 
     def record(self) -> StepRecord | None:
         """The step as windows count it."""

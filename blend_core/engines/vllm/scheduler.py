@@ -100,9 +100,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             step = self._open_steps.popleft()
             self._report(self._through(step, end_s, has_outputs=bool(outputs)))
         elif outputs:
-            self._report(
-                Stepped(None, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, self.admission.revision, 0.0, True, False)
-            )
+            self._report(Stepped(counts=None, revision=self.admission.revision, has_outputs=True))
         return outputs
 
     # What a run in the same process asks beside `control`.
@@ -219,19 +217,19 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         self._last_end_s = end_s
         num_finished = self.admission.take_num_finished()
         return Stepped(
-            step.counts,
-            step.started_at,
-            max(0.0, duration_s),
-            step.num_cached_tokens,
-            step.kv_usage,
-            step.num_left,
-            step.num_right,
-            step.num_preempted,
-            num_finished,
-            step.revision,
-            step.added_s + time.perf_counter() - end_s,
-            has_outputs,
-            self.admission.take_asked_in_vain(),
+            counts=step.counts,
+            revision=step.revision,
+            has_outputs=has_outputs,
+            started_at=step.started_at,
+            duration_s=max(0.0, duration_s),
+            num_cached_tokens=step.num_cached_tokens,
+            kv_usage=step.kv_usage,
+            num_running_left=step.num_left,
+            num_running_right=step.num_right,
+            num_preempted=step.num_preempted,
+            num_finished=num_finished,
+            added_s=step.added_s + time.perf_counter() - end_s,
+            asked_in_vain=self.admission.take_asked_in_vain(),
         )
 
     def _report(self, report: Report) -> None:
