@@ -9,7 +9,7 @@ import typer
 
 from blend_core.errors import ConfigurationError
 from flows.cli.output import tell
-from flows.numbers import MAX_SEED
+from flows.numbers import MAX_SEED, MAX_TENSOR_PARALLEL
 
 if TYPE_CHECKING:
     from flows.bench.study_tasks import StudyTarget
@@ -39,7 +39,7 @@ TensorParallel = Annotated[
     int | None,
     typer.Option(
         min=1,
-        max=64,
+        max=MAX_TENSOR_PARALLEL,
         metavar="N",
         help="Devices of a replica; by default as many as hold the weights. Communication is not counted.",
     ),

@@ -8,6 +8,7 @@ from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.wording import count_text
+from flows.numbers import MAX_TENSOR_PARALLEL
 from flows.serving import Serving
 
 LARGE_NUM_SEQS: Final = 1024
@@ -19,7 +20,6 @@ PROFILED_WEIGHT_BYTES: Final = 2 * 8_030_261_248
 LEAST_KV_SHARE: Final = 0.2
 """Share of its profiled KV that a device must keep beside its part of larger weights."""
 
-MAX_TENSOR_PARALLEL: Final = 64
 _NUMBERS_OF_DEVICES: Final = (1, 2, 4, 8, 16, 32, MAX_TENSOR_PARALLEL)
 
 
