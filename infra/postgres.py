@@ -110,6 +110,13 @@ class PostgresService:
 
     def prepare(self) -> None:
         """Make the roles and the database; what is there stays as it is."""
+        try:
+            self._make_what_is_missing()
+        except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateDatabase):
+            # The server was still at it for a start that was killed, and is through now.
+            self._make_what_is_missing()
+
+    def _make_what_is_missing(self) -> None:
         with psycopg.connect(self._config.superuser_database_url, autocommit=True) as connection:
             with connection.transaction():
                 if not connection.execute(

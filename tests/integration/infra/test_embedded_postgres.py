@@ -7,14 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from threading import Barrier
 from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 import pytest
 
+from infra.folder import StateFolder
+from infra.postgres import PostgresService
 from infra.state import StackState
 from infra.supervisor import LocalStack, ServiceState
 
@@ -227,3 +231,24 @@ def test_a_first_start_that_was_killed_is_made_good(postgres_stack: LocalStack, 
 
     write_row(state.database_url)
     assert read_rows(state.database_url) == ["still here"]
+
+
+def test_a_database_that_the_server_still_makes_for_another_start_is_taken(
+    postgres_stack: LocalStack,
+) -> None:
+    state = up(postgres_stack)
+    config = StateFolder(postgres_stack.home).load()
+    assert config is not None
+    with psycopg.connect(config.superuser_database_url, autocommit=True) as superuser:
+        superuser.execute("DROP DATABASE blend")
+    service = PostgresService(postgres_stack.home, config, None)
+    begin = Barrier(4)
+
+    def prepare() -> None:
+        begin.wait()
+        service.prepare()
+
+    with ThreadPoolExecutor(4) as starts:
+        for started in [starts.submit(prepare) for _ in range(4)]:
+            started.result()
+    write_row(state.database_url)
