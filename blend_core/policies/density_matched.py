@@ -5,9 +5,9 @@ from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
 from blend_core.plan import Plan
-from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
+from blend_core.policies.base import FOR_EVER, LEFT, RIGHT, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.in_flight import InFlight
-from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.ledger import DECODING, FINISHED, PREEMPTED, WAITING, Ledger
 from blend_core.policies.left_turn import LeftTurn
 from blend_core.policies.look_ahead import LookAhead
 from blend_core.policies.matching_rules import MatchingRules
@@ -97,7 +97,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             num_tokens, share_reached = self._pace.prefill_tokens(
                 self._times,
                 self._decode_kv_tokens,
-                ledger.num_tokens[Side.RIGHT],
+                ledger.num_tokens[RIGHT],
                 self._look_ahead.projection.peak_tokens,
                 view.num_decoding,
             )
@@ -124,11 +124,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         # KV that the left side waits for is not given to the right side, which could fill it for ever.
         may_start_right = right is not None and (left_fits or not left_waits) and self._is_below_limit(right)
         if right is not None and may_start_right and self._can_start(view, right, num_blocks):
-            return Admission(ledger.seq[right], Side.RIGHT)
+            return Admission(ledger.seq[right], RIGHT)
         if left is not None and left_fits and self._left_turn.is_due(left):
-            return Admission(ledger.seq[left], Side.LEFT)
+            return Admission(ledger.seq[left], LEFT)
         if view.num_running == 0:
-            for slot, side in ((right, Side.RIGHT), (self._right_head(), Side.RIGHT), (left, Side.LEFT)):
+            for slot, side in ((right, RIGHT), (self._right_head(), RIGHT), (left, LEFT)):
                 if slot is not None and view.is_ready(ledger.seq[slot]):
                     return Admission(ledger.seq[slot], side)
         return None
@@ -146,11 +146,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         """Counts what is in flight ahead, on the right side, or against the step's allowance, on the left."""
         ledger = self._ledger
         slot = ledger.slot_of[seq]
-        if ledger.phase[slot] is Phase.WAITING:
+        if ledger.phase[slot] is WAITING:
             self._sides.leave(slot)
         charged = ledger.admit(slot, side, num_cached_tokens)
         self._in_flight.enter(slot, side)
-        if side is Side.RIGHT:
+        if side is RIGHT:
             self._look_ahead.start(slot)
         else:
             self._left_turn.start(charged)
@@ -171,13 +171,13 @@ class DensityMatchedPolicy(QueuedPolicy):
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, or left the queue; the length of one that ran tells something of its kind."""
         slot = self._ledger.slot_of.get(seq)
-        if slot is None or self._ledger.phase[slot] is Phase.FINISHED:
+        if slot is None or self._ledger.phase[slot] is FINISHED:
             return
         if slot == self._look_ahead.candidate:
             self._look_ahead.forget(self._ledger.clock)
-        if self._ledger.phase[slot] is Phase.WAITING:
+        if self._ledger.phase[slot] is WAITING:
             self._sides.leave(slot)
-        elif self._ledger.phase[slot] is not Phase.PREEMPTED:
+        elif self._ledger.phase[slot] is not PREEMPTED:
             lengths = self._sides.kind(slot).lengths
             if lengths is not None and num_output_tokens > 0:
                 lengths.observe(num_output_tokens)
@@ -228,10 +228,10 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
         running = running_work(tuple(self._in_flight.right_side()))
         left_head, longest = self._left_head(), self._sides.longest()
-        left = self._sides.work(Side.LEFT)
+        left = self._sides.work(LEFT)
         self._pace = Pace.of(
             left,
-            self._sides.work(Side.RIGHT),
+            self._sides.work(RIGHT),
             running,
             self._limits,
             self._times,
@@ -242,7 +242,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._balances = self._balance_pays(left_head, left)
         looks_ahead = not self._pace.is_step_bound
         self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
-        self._refresh_at = clock + _interval(clock, ledger.num_running[Side.RIGHT] // REQUESTS_PER_STEP)
+        self._refresh_at = clock + _interval(clock, ledger.num_running[RIGHT] // REQUESTS_PER_STEP)
 
     def _balance_pays(self, left_head: int | None, left: Work) -> bool:
         """Whether compute and KV reading hide more of one another than the room takes that this needs."""
@@ -251,13 +251,13 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _room_share(self, left: Work) -> float:
         """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its
         way in, chunk by chunk, and room is kept for another."""
-        num_prompt_tokens = left.num_prefill_tokens / max(1, self._sides.num_waiting(Side.LEFT))
+        num_prompt_tokens = left.num_prefill_tokens / max(1, self._sides.num_waiting(LEFT))
         return max(2.0 * num_prompt_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
 
     def _right_limit(self, view: EngineView, left: int | None) -> float:
         """KV tokens that the right side may come to in this step."""
         num_used_tokens = self._capacity_tokens - view.num_free_blocks * self._limits.block_size
-        other_tokens = float(num_used_tokens - self._ledger.num_tokens[Side.RIGHT])
+        other_tokens = float(num_used_tokens - self._ledger.num_tokens[RIGHT])
         # A block for each to grow into, and the next prompt of the left side.
         margin_tokens = float(view.num_running * self._limits.block_size)
         if left is not None and self._balances:
@@ -274,34 +274,34 @@ class DensityMatchedPolicy(QueuedPolicy):
         """A request in flight leaves."""
         ledger = self._ledger
         self._in_flight.leave(slot)
-        if ledger.phase[slot] is Phase.DECODING:
+        if ledger.phase[slot] is DECODING:
             self._num_decoding -= 1
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)
-        if ledger.side[slot] is Side.RIGHT:
+        if ledger.side[slot] is RIGHT:
             self._look_ahead.again_at = min(self._look_ahead.again_at, ledger.clock)
         else:
             self._left_turn.leave()
 
     def _left_head(self) -> int | None:
-        preempted = self._ledger.preempted[Side.LEFT]
+        preempted = self._ledger.preempted[LEFT]
         if preempted:
             return preempted[0]
-        lead = self._sides.first_lead(Side.LEFT)
+        lead = self._sides.first_lead(LEFT)
         if lead is not None:
             return lead
         return self._order[self._left] if self._left <= self._right else None
 
     def _right_head(self) -> int | None:
-        preempted = self._ledger.preempted[Side.RIGHT]
+        preempted = self._ledger.preempted[RIGHT]
         if preempted:
             return preempted[0]
-        lead = self._sides.first_lead(Side.RIGHT)
+        lead = self._sides.first_lead(RIGHT)
         return lead if lead is not None else self._sides.longest()
 
     def _is_below_limit(self, slot: int) -> bool:
         """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
         ago."""
-        num_tokens = self._ledger.num_tokens[Side.RIGHT] + self._ledger.num_own_tokens(slot)
+        num_tokens = self._ledger.num_tokens[RIGHT] + self._ledger.num_own_tokens(slot)
         return num_tokens <= self._right_limit_tokens
 
     def _can_start(self, view: EngineView, slot: int, num_blocks: int) -> bool:
@@ -310,8 +310,8 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
         heads = [slot for slot in (self._look_ahead.candidate, self._right_head()) if slot is not None]
-        right = chain(heads, ledger.preempted[Side.RIGHT], self._sides.right_soonest())
-        first = chain(ledger.preempted[Side.LEFT], self._sides.left_leads())
+        right = chain(heads, ledger.preempted[RIGHT], self._sides.right_soonest())
+        first = chain(ledger.preempted[LEFT], self._sides.left_leads())
         left = chain(first, islice(self._order, self._left, None))
         seen: set[int] = set()
         for slot in chain.from_iterable(zip_longest(right, left)):

@@ -10,8 +10,8 @@ from math import ceil, inf
 from typing import ClassVar, Final
 
 from blend_core.plan import Plan
-from blend_core.policies.base import FOR_EVER, Admission, EngineLimits, EngineView, Side
-from blend_core.policies.ledger import Phase
+from blend_core.policies.base import FOR_EVER, LEFT, RIGHT, Admission, EngineLimits, EngineView, Side
+from blend_core.policies.ledger import DECODING, PREEMPTED, WAITING
 from blend_core.policies.queued import QueuedPolicy
 from blend_core.policies.side_account import SideAccount, memory_split
 
@@ -54,7 +54,7 @@ class DualScanPolicy(QueuedPolicy):
     name: ClassVar[str] = "dual_scan"
 
     def __init__(self, plan: Plan, limits: EngineLimits) -> None:
-        self._accounts = {Side.LEFT: SideAccount(), Side.RIGHT: SideAccount()}
+        self._accounts = {LEFT: SideAccount(), RIGHT: SideAccount()}
         self._deadlines: list[tuple[int, int]] = []
         self._resident_tokens: dict[int, float] = {}
         self._rho = inf
@@ -102,7 +102,7 @@ class DualScanPolicy(QueuedPolicy):
     def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
         """Charges the side's credit with the tokens to compute, unless the request had paid before."""
         slot = self._ledger.slot_of[seq]
-        first_time = self._ledger.phase[slot] is Phase.WAITING
+        first_time = self._ledger.phase[slot] is WAITING
         charged = self._ledger.admit(slot, side, num_cached_tokens)
         if first_time:
             self._accounts[side].charge(self._ledger.clock, charged)
@@ -125,7 +125,7 @@ class DualScanPolicy(QueuedPolicy):
         """Notes when a left request will have outlived its estimate."""
         slot = self._ledger.slot_of[seq]
         self._ledger.start_decoding(slot)
-        if self._ledger.side[slot] is Side.LEFT:
+        if self._ledger.side[slot] is LEFT:
             # Its output grows from the next step on, hence no earlier than after that.
             num_left = OUTLIVED_FACTOR * self._ledger.output_tokens[slot] - self._ledger.num_output_tokens(
                 slot
@@ -139,7 +139,7 @@ class DualScanPolicy(QueuedPolicy):
         while self._deadlines and self._deadlines[0][0] <= ledger.clock:
             _, slot = heappop(self._deadlines)
             # Of a request that was preempted or has ended only an old entry is left here.
-            if ledger.phase[slot] is Phase.DECODING and ledger.side[slot] is Side.LEFT:
+            if ledger.phase[slot] is DECODING and ledger.side[slot] is LEFT:
                 self._check_deadline(slot)
 
     def _check_deadline(self, slot: int) -> None:
@@ -149,9 +149,9 @@ class DualScanPolicy(QueuedPolicy):
         if num_left > 0:
             heappush(self._deadlines, (ledger.clock + ceil(num_left), slot))
             return
-        ledger.move(slot, Side.RIGHT)
-        self._accounts[Side.LEFT].resident_tokens -= self._resident_tokens[slot]
-        self._accounts[Side.RIGHT].resident_tokens += self._resident_tokens[slot]
+        ledger.move(slot, RIGHT)
+        self._accounts[LEFT].resident_tokens -= self._resident_tokens[slot]
+        self._accounts[RIGHT].resident_tokens += self._resident_tokens[slot]
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         ledger = self._ledger
@@ -159,8 +159,8 @@ class DualScanPolicy(QueuedPolicy):
         self._rho = float(plan.compute_s.sum()) / memory_s if memory_s > 0 else inf
         lead_seqs = set(plan.seq[plan.lead].tolist())
         leads = [slot for slot in waiting if ledger.seq[slot] in lead_seqs]
-        self._accounts[Side.LEFT].leads = deque(slot for slot in leads if ledger.density[slot] >= self._rho)
-        self._accounts[Side.RIGHT].leads = deque(
+        self._accounts[LEFT].leads = deque(slot for slot in leads if ledger.density[slot] >= self._rho)
+        self._accounts[RIGHT].leads = deque(
             slot for slot in reversed(leads) if ledger.density[slot] < self._rho
         )
         self._scanned = (None, None)
@@ -172,8 +172,8 @@ class DualScanPolicy(QueuedPolicy):
 
     def _settle(self) -> None:
         super()._settle()
-        left, right = self._accounts[Side.LEFT], self._accounts[Side.RIGHT]
-        scanned = (self._find_scanned(Side.LEFT, left), self._find_scanned(Side.RIGHT, right))
+        left, right = self._accounts[LEFT], self._accounts[RIGHT]
+        scanned = (self._find_scanned(LEFT, left), self._find_scanned(RIGHT, right))
         if scanned != self._scanned:
             self._scanned = scanned
             self._share_memory(left, right)
@@ -184,13 +184,13 @@ class DualScanPolicy(QueuedPolicy):
     def _find_scanned(self, side: Side, account: SideAccount) -> int | None:
         """The side's next request that was never admitted: where its cursor stands."""
         leads = account.leads
-        while leads and self._ledger.phase[leads[0]] is not Phase.WAITING:
+        while leads and self._ledger.phase[leads[0]] is not WAITING:
             leads.popleft()
         if leads:
             return leads[0]
         if self._left > self._right:
             return None
-        return self._order[self._left if side is Side.LEFT else self._right]
+        return self._order[self._left if side is LEFT else self._right]
 
     def _share_memory(self, left: SideAccount, right: SideAccount) -> None:
         num_tokens = float(self._limits.num_blocks * self._limits.block_size)
@@ -220,13 +220,13 @@ class DualScanPolicy(QueuedPolicy):
         account.set_rate(ledger.clock, num_steady * num_unshared / num_output)
 
     def _emptier_first(self) -> tuple[Side, Side]:
-        left = self._accounts[Side.LEFT].capacity_tokens
-        right = self._accounts[Side.RIGHT].capacity_tokens
+        left = self._accounts[LEFT].capacity_tokens
+        right = self._accounts[RIGHT].capacity_tokens
         # Cross-multiplied, so that a share of nothing divides nothing; it comes last.
         tokens = self._ledger.num_tokens
-        if left > 0 and tokens[Side.LEFT] * right <= tokens[Side.RIGHT] * left:
-            return Side.LEFT, Side.RIGHT
-        return Side.RIGHT, Side.LEFT
+        if left > 0 and tokens[LEFT] * right <= tokens[RIGHT] * left:
+            return LEFT, RIGHT
+        return RIGHT, LEFT
 
     def _is_full(self, side: Side) -> bool:
         capacity = self._accounts[side].capacity_tokens
@@ -244,7 +244,7 @@ class DualScanPolicy(QueuedPolicy):
         return num_held_tokens >= self._held_prefix_tokens
 
     def _may_start(self, side: Side, head: int) -> bool:
-        if self._ledger.phase[head] is Phase.PREEMPTED:
+        if self._ledger.phase[head] is PREEMPTED:
             return True
         if self._is_full(side):
             return False
@@ -260,7 +260,7 @@ class DualScanPolicy(QueuedPolicy):
             self._accounts[self._ledger.side[slot]].resident_tokens -= resident_tokens
 
     def _is_placeable(self, view: EngineView, side: Side, slot: int) -> bool:
-        if side is Side.LEFT:
+        if side is LEFT:
             return self._fits(view, slot, view.num_free_blocks - view.num_running)
         return self._has_room(view, slot)
 
@@ -278,9 +278,9 @@ class DualScanPolicy(QueuedPolicy):
 
     def _side_soonest(self, side: Side) -> Iterator[int]:
         yield from self._ledger.preempted[side]
-        yield from (slot for slot in self._accounts[side].leads if self._ledger.phase[slot] is Phase.WAITING)
+        yield from (slot for slot in self._accounts[side].leads if self._ledger.phase[slot] is WAITING)
         positions = range(self._left, self._right + 1)
-        for position in positions if side is Side.LEFT else reversed(positions):
+        for position in positions if side is LEFT else reversed(positions):
             slot = self._order[position]
-            if self._ledger.phase[slot] is Phase.WAITING:
+            if self._ledger.phase[slot] is WAITING:
                 yield slot

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.length_distribution import learn_lengths, length_counts
-from blend_core.policies.base import Side
+from blend_core.policies.base import RIGHT, Side
 from blend_core.policies.ledger import Ledger
 from blend_core.policies.pace import RunningRequests
 from blend_core.policies.request_kind import RequestKind
@@ -39,10 +39,10 @@ class InFlight:
         """The right side's requests that have begun and go on, kind by kind."""
         ledger = self._ledger
         preempted: dict[int, list[int]] = {}
-        for slot in ledger.preempted[Side.RIGHT]:
+        for slot in ledger.preempted[RIGHT]:
             preempted.setdefault(id(self._sides.kind(slot)), []).append(slot)
         for kind in self._sides.kinds():
-            in_flight = kind.in_flight[Side.RIGHT]
+            in_flight = kind.in_flight[RIGHT]
             slots = [*in_flight, *preempted.get(id(kind), ())]
             if not slots:
                 continue

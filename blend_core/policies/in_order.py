@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import ClassVar
 
-from blend_core.policies.base import FOR_EVER, Admission, EngineView, Side
-from blend_core.policies.ledger import Phase
+from blend_core.policies.base import FOR_EVER, LEFT, Admission, EngineView
+from blend_core.policies.ledger import WAITING
 from blend_core.policies.queued import QueuedPolicy
 
 
@@ -20,7 +20,7 @@ class InOrderPolicy(QueuedPolicy):
         if slot is None or not view.is_ready(self._ledger.seq[slot]):
             return None
         if view.num_running == 0 or self._has_room(view, slot):
-            return Admission(self._ledger.seq[slot], Side.LEFT)
+            return Admission(self._ledger.seq[slot], LEFT)
         return None
 
     def quiet_steps(self, view: EngineView) -> int:
@@ -29,10 +29,10 @@ class InOrderPolicy(QueuedPolicy):
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger
-        yield from ledger.preempted[Side.LEFT]
+        yield from ledger.preempted[LEFT]
         for position in range(self._left, self._right + 1):
             slot = self._order[position]
-            if ledger.phase[slot] is Phase.WAITING:
+            if ledger.phase[slot] is WAITING:
                 yield slot
 
 

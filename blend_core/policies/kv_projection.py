@@ -49,12 +49,14 @@ class _Looked(NamedTuple):
         held: what it holds, counted from where the grid begins.
         alive: as `KvProjection.alive` gave it.
         high_at_most: bound of KV with it.
-        sums: mean, variance and both together where it is alive; None where the bound said enough.
+        is_put_off: that bound said enough.
+        sums: mean, variance and both together where it is alive; None where it surely is, or was put off.
     """
 
     held: float
     alive: Floats
     high_at_most: float
+    is_put_off: bool
     sums: tuple[Floats, Floats, Floats] | None
 
 
@@ -72,6 +74,7 @@ class KvProjection:
 
     __slots__ = (
         "_ahead",
+        "_crest",
         "_deviations",
         "_first_bin",
         "_high",
@@ -81,11 +84,13 @@ class KvProjection:
         "_mean",
         "_num_steps",
         "_since",
+        "_spread",
         "_variance",
     )
 
     def __init__(self) -> None:
         """Begins with nothing in flight."""
+        self._crest: Floats | None = None
         self.replace(0, np.zeros(len(LENGTH_GRID)), np.zeros(len(LENGTH_GRID)), 0.0)
 
     def replace(self, clock: int, mean: Floats, variance: Floats, deviations: float) -> None:
@@ -94,6 +99,7 @@ class KvProjection:
         `deviations`, standard ones, are kept free above what is expected; less than 0 takes less than that.
         """
         self._mean, self._variance, self._since, self._deviations = mean, variance, clock, deviations
+        self._spread = 1.0 + max(0.0, deviations) / 2.0
         self._num_steps = self._first_bin = 0
         self._ahead: dict[int, Floats] = {}
         self._joined: dict[tuple[int, int], _Joined] = {}
@@ -105,7 +111,9 @@ class KvProjection:
         num_steps = clock - self._since
         if num_steps != self._num_steps:
             self._num_steps = num_steps
-            self._first_bin = bisect_right(GRID_POINTS, num_steps) - 1
+            first_bin = bisect_right(GRID_POINTS, num_steps) - 1
+            if first_bin != self._first_bin:
+                self._first_bin, self._crest = first_bin, None
             self._ahead = {}
 
     @property
@@ -160,21 +168,26 @@ class KvProjection:
         held = num_tokens - self._num_steps
         first = self._first_bin
         # At most all that it will ever hold, and its deviation, sqrt(p (1 - p)) of that, at most half of it.
-        own = (held + _GRID_ENDS[first + len(alive) - 1]) * (1.0 + max(0.0, self._deviations) / 2.0)
+        own = (held + _GRID_ENDS[first + len(alive) - 1]) * self._spread
         if self._high_at_most + own > limit_tokens:
             self._sum_up_joined()
         high_at_most = self._high_at_most + own
         if high_at_most <= limit_tokens:
-            self._looked_at = _Looked(held, alive, high_at_most, None)
+            self._looked_at = _Looked(held, alive, high_at_most, is_put_off=True, sums=None)
             return True
-        now = slice(first, first + len(alive))
-        mean, variance = contribution(held, alive, LENGTH_GRID_ENDS[now])
-        mean += self._mean[now]
-        variance += self._variance[now]
-        high = mean + self._deviations * np.sqrt(variance)
-        high_peak = float(high.max())
+        sums = None
+        if alive is _ALL_ALIVE[len(alive)]:
+            # It has no variance, and so adds to the mean what it adds to both.
+            high_peak = held + self._crest_ahead().item(len(alive) - 1)
+        else:
+            now = slice(first, first + len(alive))
+            mean, variance = contribution(held, alive, LENGTH_GRID_ENDS[now])
+            mean += self._mean[now]
+            variance += self._variance[now]
+            sums = mean, variance, mean + self._deviations * np.sqrt(variance)
+            high_peak = float(sums[2].max())
         high_at_most = max(self._high_at_most, high_peak)
-        self._looked_at = _Looked(held, alive, high_at_most, (mean, variance, high))
+        self._looked_at = _Looked(held, alive, high_at_most, is_put_off=False, sums=sums)
         return high_peak <= limit_tokens
 
     def add(self, num_tokens: float, alive: Floats) -> None:
@@ -185,29 +198,46 @@ class KvProjection:
     def join(self) -> None:
         """The request that `fits` looked at last joins; nothing may have joined or gone on since."""
         assert self._looked_at is not None, "no request was looked at since the last one joined"
-        held, alive, self._high_at_most, sums = self._looked_at
+        held, alive, self._high_at_most, is_put_off, sums = self._looked_at
         self._looked_at = None
         first = self._first_bin
+        if is_put_off:
+            self._put_off(held, alive)
+            return
+        self._crest = None
+        now = slice(first, first + len(alive))
         if sums is not None:
-            now = slice(first, first + len(alive))
             self._mean[now], self._variance[now], self._high[now] = sums
             return
-        # That is the key of nothing else: the array is kept here.
-        key = id(alive), first
-        joined = self._joined.get(key)
-        if joined is None:
-            joined = self._joined[key] = _Joined(alive, first)
-        joined.num_requests += 1
-        joined.num_tokens += held
-        joined.num_tokens_sq += held * held
+        grown = held + LENGTH_GRID_ENDS[now]
+        self._mean[now] += grown
+        self._high[now] += grown
 
     def longest_fit(self, num_tokens: float, limit_tokens: float) -> float:
         """Returns for how many steps a request that holds `num_tokens` now and surely lives fits."""
         self._sum_up_joined()
-        first = self._first_bin
-        high = self._high[first:] + LENGTH_GRID_ENDS[first:]
-        over = np.flatnonzero(high > limit_tokens - num_tokens + self._num_steps)
-        return max(0.0, GRID_POINTS[first + int(over[0])] - self._num_steps) if len(over) else inf
+        room = limit_tokens - num_tokens + self._num_steps
+        place = self._first_bin + int(self._crest_ahead().searchsorted(room, side="right"))
+        return max(0.0, GRID_POINTS[place] - self._num_steps) if place < len(GRID_POINTS) else inf
+
+    def _crest_ahead(self) -> Floats:
+        """The most, up to the end of each bin from now on, that KV and its growth until then come to."""
+        crest = self._crest
+        if crest is None:
+            first = self._first_bin
+            crest = self._crest = np.maximum.accumulate(self._high[first:] + LENGTH_GRID_ENDS[first:])
+        return crest
+
+    def _put_off(self, held: float, alive: Floats) -> None:
+        """Keeps a request that joins for the sums to come."""
+        # That is the key of nothing else: the array is kept here.
+        key = id(alive), self._first_bin
+        joined = self._joined.get(key)
+        if joined is None:
+            joined = self._joined[key] = _Joined(alive, self._first_bin)
+        joined.num_requests += 1
+        joined.num_tokens += held
+        joined.num_tokens_sq += held * held
 
     def _sum_up_joined(self) -> None:
         """Puts those that joined into the sums."""
@@ -231,6 +261,7 @@ class KvProjection:
     def _sum_up(self) -> None:
         self._high: Floats = self._mean + self._deviations * np.sqrt(self._variance)
         self._high_at_most = float(self._high[self._first_bin :].max())
+        self._crest = None
 
 
 def contribution(

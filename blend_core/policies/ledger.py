@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Collection
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from blend_core.errors import PlanError
 from blend_core.performance import compute_density
 from blend_core.plan import Plan
-from blend_core.policies.base import FOR_EVER, Side
+from blend_core.policies.base import FOR_EVER, LEFT, RIGHT, Side
 
 
 class Phase(IntEnum):
@@ -21,6 +22,14 @@ class Phase(IntEnum):
     PREFILLING = 2
     DECODING = 3
     FINISHED = 4
+
+
+# By themselves: before Python 3.12 an enumeration's class takes ten times as long to look one up.
+WAITING: Final = Phase.WAITING
+PREEMPTED: Final = Phase.PREEMPTED
+PREFILLING: Final = Phase.PREFILLING
+DECODING: Final = Phase.DECODING
+FINISHED: Final = Phase.FINISHED
 
 
 class Ledger:
@@ -71,11 +80,11 @@ class Ledger:
         self.num_kept_tokens: list[int] = []
         self._base_tokens: list[int] = []
         self._first_token_at: list[int] = []
-        self.num_running = {Side.LEFT: 0, Side.RIGHT: 0}
-        self.num_tokens = {Side.LEFT: 0, Side.RIGHT: 0}
-        self._num_growing = {Side.LEFT: 0, Side.RIGHT: 0}
-        self._num_fresh = {Side.LEFT: 0, Side.RIGHT: 0}
-        self.preempted: dict[Side, deque[int]] = {Side.LEFT: deque(), Side.RIGHT: deque()}
+        self.num_running = {LEFT: 0, RIGHT: 0}
+        self.num_tokens = {LEFT: 0, RIGHT: 0}
+        self._num_growing = {LEFT: 0, RIGHT: 0}
+        self._num_fresh = {LEFT: 0, RIGHT: 0}
+        self.preempted: dict[Side, deque[int]] = {LEFT: deque(), RIGHT: deque()}
 
     def take(self, plan: Plan) -> list[int]:
         """Adds the plan's requests or renews their estimates; returns its slots in planned order.
@@ -112,8 +121,8 @@ class Ledger:
         self.num_shared_tokens.append(0)
         self.output_tokens.append(1.0)
         self.density.append(0.0)
-        self.phase.append(Phase.WAITING)
-        self.side.append(Side.LEFT)
+        self.phase.append(WAITING)
+        self.side.append(LEFT)
         self.num_kept_tokens.append(0)
         self._base_tokens.append(0)
         self._first_token_at.append(FOR_EVER)
@@ -123,7 +132,7 @@ class Ledger:
     def is_waiting(self, slot: int) -> bool:
         """Whether the request is neither in flight nor finished."""
         phase = self.phase[slot]
-        return phase is Phase.WAITING or phase is Phase.PREEMPTED
+        return phase is WAITING or phase is PREEMPTED
 
     def num_prefill_tokens(self, slot: int) -> int:
         """Tokens that must be in KV before the request decodes: its prompt and the output it kept."""
@@ -131,9 +140,10 @@ class Ledger:
 
     def num_output_tokens(self, slot: int) -> int:
         """Output tokens so far of a request in flight, those kept over a preemption included."""
-        if self.phase[slot] is not Phase.DECODING:
+        if self.phase[slot] is not DECODING:
             return self.num_kept_tokens[slot]
-        return self.num_kept_tokens[slot] + 1 + max(0, self.clock - self._first_token_at[slot])
+        grown = self.clock - self._first_token_at[slot]
+        return self.num_kept_tokens[slot] + 1 + (grown if grown > 0 else 0)
 
     def output_tokens_so_far(self, slots: Collection[int]) -> npt.NDArray[np.float64]:
         """Returns `num_output_tokens` of many, `(num_slots,)`."""
@@ -155,16 +165,17 @@ class Ledger:
 
     def num_held_tokens(self, slot: int) -> int:
         """KV tokens charged to a request in flight."""
-        if self.phase[slot] is not Phase.DECODING:
+        if self.phase[slot] is not DECODING:
             return self._base_tokens[slot]
-        return self._base_tokens[slot] + max(0, self.clock - self._first_token_at[slot])
+        grown = self.clock - self._first_token_at[slot]
+        return self._base_tokens[slot] + (grown if grown > 0 else 0)
 
     def admit(self, slot: int, side: Side, num_cached_tokens: int) -> int:
         """Puts a waiting request in flight; returns the tokens charged to its side."""
-        if self.phase[slot] is Phase.PREEMPTED:
+        if self.phase[slot] is PREEMPTED:
             self.preempted[self.side[slot]].remove(slot)
         charged = max(0, self.num_prefill_tokens(slot) - num_cached_tokens)
-        self.phase[slot] = Phase.PREFILLING
+        self.phase[slot] = PREFILLING
         self.side[slot] = side
         self._base_tokens[slot] = charged
         self.num_waiting -= 1
@@ -174,30 +185,32 @@ class Ledger:
 
     def start_decoding(self, slot: int) -> None:
         """The request has its first new token; it grows from the next step on."""
-        self.phase[slot] = Phase.DECODING
+        self.phase[slot] = DECODING
         self._first_token_at[slot] = self.clock + 1
         self._num_fresh[self.side[slot]] += 1
 
     def advance(self, num_steps: int) -> None:
         """Lets every request that was decoding before this step grow by `num_steps` tokens."""
         self.clock += num_steps
-        for side in (Side.LEFT, Side.RIGHT):
+        for side in (LEFT, RIGHT):
             self.num_tokens[side] += self._num_growing[side] * num_steps
             self._num_growing[side] += self._num_fresh[side]
             self._num_fresh[side] = 0
 
-    def finish(self, slot: int) -> None:
-        """Ends a request, in flight or waiting."""
+    def finish(self, slot: int) -> bool:
+        """Ends a request, in flight or waiting; returns whether it waited."""
         phase = self.phase[slot]
-        if phase is Phase.FINISHED:
-            return
-        if self.is_waiting(slot):
-            if phase is Phase.PREEMPTED:
-                self.preempted[self.side[slot]].remove(slot)
+        if phase is FINISHED:
+            return False
+        waited = phase is WAITING or phase is PREEMPTED
+        if phase is PREEMPTED:
+            self.preempted[self.side[slot]].remove(slot)
+        if waited:
             self.num_waiting -= 1
         else:
             self._leave(slot)
-        self.phase[slot] = Phase.FINISHED
+        self.phase[slot] = FINISHED
+        return waited
 
     def preempt(self, slot: int) -> None:
         """Takes a request out of flight; it waits at the front of its side and keeps its output."""
@@ -205,7 +218,7 @@ class Ledger:
         self._leave(slot)
         self.num_kept_tokens[slot] = num_output_tokens
         self._first_token_at[slot] = FOR_EVER
-        self.phase[slot] = Phase.PREEMPTED
+        self.phase[slot] = PREEMPTED
         self.num_waiting += 1
         self.preempted[self.side[slot]].appendleft(slot)
 
@@ -220,7 +233,7 @@ class Ledger:
         self.side[slot] = side
         self.num_running[side] += 1
         self.num_tokens[side] += held
-        if phase is Phase.DECODING:
+        if phase is DECODING:
             if growing:
                 self._num_growing[side] += 1
             else:
@@ -230,7 +243,7 @@ class Ledger:
         side = self.side[slot]
         self.num_tokens[side] -= self.num_held_tokens(slot)
         self.num_running[side] -= 1
-        if self.phase[slot] is Phase.DECODING:
+        if self.phase[slot] is DECODING:
             if self._first_token_at[slot] <= self.clock:
                 self._num_growing[side] -= 1
             else:
@@ -238,13 +251,13 @@ class Ledger:
 
     def check_integrity(self) -> None:
         """Recounts every total request by request. Raises `AssertionError` where one differs."""
-        waiting = (Phase.WAITING, Phase.PREEMPTED)
+        waiting = (WAITING, PREEMPTED)
         assert self.num_waiting == sum(phase in waiting for phase in self.phase)
         for side in Side:
             in_flight = [
                 slot
                 for slot, phase in enumerate(self.phase)
-                if phase in (Phase.PREFILLING, Phase.DECODING) and self.side[slot] is side
+                if phase in (PREFILLING, DECODING) and self.side[slot] is side
             ]
             assert self.num_running[side] == len(in_flight)
             assert self.num_tokens[side] == sum(map(self.num_held_tokens, in_flight))

@@ -1,7 +1,7 @@
 """When the compute-intensive side's next request is due: what steps allow it, and the room that it takes."""
 
 from blend_core.policies.base import EngineView
-from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.ledger import PREEMPTED, Ledger
 
 
 class LeftTurn:
@@ -48,7 +48,7 @@ class LeftTurn:
 
     def is_due(self, slot: int) -> bool:
         """Whether a request may start now: within the allowance, or since it was preempted and has paid."""
-        return self._allowance_tokens > 0 or self._ledger.phase[slot] is Phase.PREEMPTED
+        return self._allowance_tokens > 0 or self._ledger.phase[slot] is PREEMPTED
 
     def is_due_soon(self, slot: int) -> bool:
         """Whether a request may start now, or once enough tokens are saved up."""

@@ -33,7 +33,7 @@ class Skipping:
     def _first_place(self, place: int) -> int:
         skip, slots = self._next, self.slots
         while True:
-            root = place
+            root = skip[place]
             while skip[root] != root:
                 root = skip[root]
             # Paths end at their root once they were walked, so that they stay short.
@@ -90,9 +90,12 @@ class LongFirst:
 
     def head(self, expected_tokens: Callable[[int], float]) -> int | None:
         """Returns the request that is expected to run longest; None where none waits."""
-        firsts = [slots.first() for slots in (self._known, *self._hidden)]
-        waiting = [slot for slot in firsts if slot is not None]
-        return max(waiting, key=expected_tokens, default=None)
+        longest = self._known.first()
+        for slots in self._hidden:
+            slot = slots.first()
+            if slot is not None and (longest is None or expected_tokens(slot) > expected_tokens(longest)):
+                longest = slot
+        return longest
 
     def filler(self, output_tokens: float) -> int | None:
         """Returns the longest request of known length within a bound, of those that share nothing."""

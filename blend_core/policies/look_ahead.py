@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.policies.base import Side
+from blend_core.policies.base import RIGHT
 from blend_core.policies.kv_projection import KvProjection
-from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.ledger import PREEMPTED, Ledger
 from blend_core.policies.matching_rules import MatchingRules
 from blend_core.policies.pace import RunningWork
 from blend_core.policies.waiting_sides import WaitingSides
@@ -39,6 +39,7 @@ class LookAhead:
     """
 
     __slots__ = (
+        "_blocked",
         "_ledger",
         "_looked_at",
         "_looks_ahead",
@@ -55,6 +56,7 @@ class LookAhead:
         self._sides = sides
         self._rules = rules
         self._looked_at = _NOTHING
+        self._blocked: tuple[int, int, float] | None = None
         self._looks_ahead = rules.looks_ahead
         self.projection = KvProjection()
         self.candidate: int | None = None
@@ -78,7 +80,7 @@ class LookAhead:
             deviations = DEVIATIONS if self._rules.keeps_deviations else 0.0
         clock = self._ledger.clock
         self.projection.replace(clock, running.kv_mean, running.kv_variance, deviations)
-        self._looked_at = _NOTHING
+        self._looked_at, self._blocked = _NOTHING, None
         self.forget(clock)
 
     def look(self, head_of: Callable[[], int | None], limit_tokens: float, refresh_at: int) -> None:
@@ -96,9 +98,13 @@ class LookAhead:
         head = head_of()
         if head is None:
             return
-        if not self._looks_ahead or self._fits(head, limit_tokens):
+        # What did not fit in this step does not fit beside one more.
+        blocked = head, self._ledger.clock, limit_tokens
+        if not self._looks_ahead or (blocked != self._blocked and self._fits(head, limit_tokens)):
             self.candidate = head
-        elif self._rules.fills_gaps and not self._must_be_next(head):
+            return
+        self._blocked = blocked
+        if self._rules.fills_gaps and not self._must_be_next(head):
             longest = self.projection.longest_fit(self._ledger.num_own_tokens(head), limit_tokens)
             filler = self._sides.filler(longest)
             if filler is not None and self._fits(filler, limit_tokens):
@@ -115,8 +121,8 @@ class LookAhead:
 
     def _must_be_next(self, head: int) -> bool:
         """Whether nothing may go before a request: one that was preempted, or that is a sample."""
-        is_back = self._ledger.phase[head] is Phase.PREEMPTED
-        return is_back or self._sides.first_lead(Side.RIGHT) is not None
+        is_back = self._ledger.phase[head] is PREEMPTED
+        return is_back or self._sides.first_lead(RIGHT) is not None
 
     def _fits(self, slot: int, limit_tokens: float) -> bool:
         """Whether KV stays within the limit up to the end of every answer, with this one."""

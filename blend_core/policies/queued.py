@@ -8,7 +8,7 @@ from typing import Final
 from blend_core.errors import PlanError
 from blend_core.plan import Plan
 from blend_core.policies.base import AdmissionPolicy, EngineLimits, EngineView, Side
-from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.ledger import WAITING, Ledger
 
 ADMISSIBLE_KV_SHARE: Final = 0.95
 """A prompt is admitted while it fits this share of KV; the rest is for decoding requests to grow. The setting
@@ -62,11 +62,7 @@ class QueuedPolicy(AdmissionPolicy):
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, or left the queue."""
         slot = self._ledger.slot_of.get(seq)
-        if slot is None:
-            return
-        was_waiting = self._ledger.is_waiting(slot)
-        self._ledger.finish(slot)
-        if was_waiting:
+        if slot is not None and self._ledger.finish(slot):
             self._settle()
 
     def preempted(self, seq: int) -> None:
@@ -98,7 +94,7 @@ class QueuedPolicy(AdmissionPolicy):
         named = self._ledger.take(plan)
         in_plan = set(named)
         order = [*named, *(slot for slot in left_over if slot not in in_plan)]
-        self._order = self._queue(plan, [slot for slot in order if phase[slot] is Phase.WAITING])
+        self._order = self._queue(plan, [slot for slot in order if phase[slot] is WAITING])
         self._left = 0
         self._right = len(self._order) - 1
         self._settle()
@@ -118,9 +114,9 @@ class QueuedPolicy(AdmissionPolicy):
     def _settle(self) -> None:
         """Moves the cursors off requests that no longer wait."""
         order, phase = self._order, self._ledger.phase
-        while self._left <= self._right and phase[order[self._left]] is not Phase.WAITING:
+        while self._left <= self._right and phase[order[self._left]] is not WAITING:
             self._left += 1
-        while self._left <= self._right and phase[order[self._right]] is not Phase.WAITING:
+        while self._left <= self._right and phase[order[self._right]] is not WAITING:
             self._right -= 1
 
     def _has_room(self, view: EngineView, slot: int) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from blend_core.length_distribution import LengthDistribution
 from blend_core.performance import StepTimeModel
-from blend_core.policies.base import Side
+from blend_core.policies.base import LEFT, RIGHT, Side
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class RequestKind:
     def __init__(self, lengths: LengthDistribution | None, side: Side) -> None:
         self.lengths = lengths
         self.side = side
-        self.in_flight: dict[Side, set[int]] = {Side.LEFT: set(), Side.RIGHT: set()}
+        self.in_flight: dict[Side, set[int]] = {LEFT: set(), RIGHT: set()}
         self.clear()
 
     def clear(self) -> None:

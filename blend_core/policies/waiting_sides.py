@@ -11,8 +11,8 @@ import numpy.typing as npt
 from blend_core.length_distribution import LENGTH_GRID, LengthDistribution
 from blend_core.performance import StepTimeModel
 from blend_core.plan import LengthGroup, Plan
-from blend_core.policies.base import Side
-from blend_core.policies.ledger import Ledger, Phase
+from blend_core.policies.base import LEFT, RIGHT, Side
+from blend_core.policies.ledger import WAITING, Ledger
 from blend_core.policies.long_first import LongFirst
 from blend_core.policies.request_kind import RequestKind, Work, request_density, total_work
 
@@ -74,7 +74,7 @@ class WaitingSides:
         leads = set(plan.seq[plan.lead].tolist())
         self._planned = waiting
         seq = self._ledger.seq
-        self._leads = {Side.LEFT: deque(slot for slot in waiting if seq[slot] in leads), Side.RIGHT: deque()}
+        self._leads = {LEFT: deque(slot for slot in waiting if seq[slot] in leads), RIGHT: deque()}
         self.sort(first_time=is_first)
 
     def sort(self, *, first_time: bool = False) -> None:
@@ -92,7 +92,7 @@ class WaitingSides:
         for slot in waiting:
             if self._kind[slot].lengths is None:
                 # Any side, until the density of all is known.
-                self._kind[slot] = self._known[Side.LEFT]
+                self._kind[slot] = self._known[LEFT]
                 known.append(slot)
             self._count(slot, 1)
         self._rho = total_work(self.kinds()).density(self._times)
@@ -103,17 +103,17 @@ class WaitingSides:
             density = request_density(self._times, prompt, shared, ledger.output_tokens[slot])
             if density <= self._rho * (1.0 + EVEN_SHARE):
                 self._count(slot, -1)
-                self._kind[slot] = self._known[Side.RIGHT]
+                self._kind[slot] = self._known[RIGHT]
                 self._count(slot, 1)
-        sampled = [slot for side in Side for slot in self._leads[side] if phase[slot] is Phase.WAITING]
+        sampled = [slot for side in Side for slot in self._leads[side] if phase[slot] is WAITING]
         self._leads = {side: deque() for side in Side}
         for slot in sampled:
             self._leads[self._kind[slot].side].append(slot)
         is_lead = set(sampled)
         rest = [slot for slot in waiting if slot not in is_lead]
-        self.left = [slot for slot in rest if self._kind[slot].side is Side.LEFT]
+        self.left = [slot for slot in rest if self._kind[slot].side is LEFT]
         self._long_first = self._right_side(
-            [slot for slot in reversed(rest) if self._kind[slot].side is Side.RIGHT]
+            [slot for slot in reversed(rest) if self._kind[slot].side is RIGHT]
         )
 
     @property
@@ -124,7 +124,7 @@ class WaitingSides:
     def unstarted(self) -> list[int]:
         """Slots that were never admitted, in planned order."""
         phase = self._ledger.phase
-        return [slot for slot in self._planned if phase[slot] is Phase.WAITING]
+        return [slot for slot in self._planned if phase[slot] is WAITING]
 
     def leave(self, slot: int) -> None:
         """A request that was never admitted does not wait any more."""
@@ -154,7 +154,7 @@ class WaitingSides:
     def first_lead(self, side: Side) -> int | None:
         """The sampled request that comes first on a side."""
         leads, phase = self._leads[side], self._ledger.phase
-        while leads and phase[leads[0]] is not Phase.WAITING:
+        while leads and phase[leads[0]] is not WAITING:
             leads.popleft()
         return leads[0] if leads else None
 
@@ -168,22 +168,22 @@ class WaitingSides:
 
     def right_soonest(self) -> Iterator[int]:
         """The right side's slots, roughly in the order in which they come."""
-        return chain(self._leads[Side.RIGHT], self._long_first)
+        return chain(self._leads[RIGHT], self._long_first)
 
     def left_leads(self) -> Iterator[int]:
         """The left side's sampled slots."""
-        return iter(self._leads[Side.LEFT])
+        return iter(self._leads[LEFT])
 
     def _take_kinds(self, plan: Plan) -> None:
         """Gives every request its kind; one that has a kind keeps it, since its kind has learned things."""
         ledger = self._ledger
         groups = [
-            RequestKind(LengthDistribution(group.max_tokens, _counts(group)), Side.LEFT)
+            RequestKind(LengthDistribution(group.max_tokens, _counts(group)), LEFT)
             for group in plan.length_groups
         ]
         first_new = len(self._kind)
         num_new = len(ledger.seq) - first_new
-        self._kind.extend([self._known[Side.LEFT]] * num_new)
+        self._kind.extend([self._known[LEFT]] * num_new)
         self._is_alone.extend([True] * num_new)
         shares_before = (plan.num_shared_tokens > 0).tolist()
         shares_behind = [*shares_before[1:], False][: len(shares_before)]
@@ -213,7 +213,7 @@ class WaitingSides:
             kind_of=lambda slot: self._kind[slot],
             is_alone=lambda slot: self._is_alone[slot],
             output_tokens=lambda slot: ledger.output_tokens[slot],
-            is_waiting=lambda slot: ledger.phase[slot] is Phase.WAITING,
+            is_waiting=lambda slot: ledger.phase[slot] is WAITING,
         )
 
     def _side_of(self, kind: RequestKind, hysteresis: float) -> Side:
@@ -221,9 +221,9 @@ class WaitingSides:
         if kind.num_waiting == 0:
             return kind.side
         density = kind.work().density(self._times)
-        if kind.side is Side.LEFT:
-            return Side.RIGHT if density * hysteresis <= self._rho * (1.0 + EVEN_SHARE) else Side.LEFT
-        return Side.LEFT if density > hysteresis * self._rho else Side.RIGHT
+        if kind.side is LEFT:
+            return RIGHT if density * hysteresis <= self._rho * (1.0 + EVEN_SHARE) else LEFT
+        return LEFT if density > hysteresis * self._rho else RIGHT
 
 
 def _counts(group: LengthGroup) -> npt.NDArray[np.float64]:
