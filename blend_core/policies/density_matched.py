@@ -115,19 +115,21 @@ class DensityMatchedPolicy(QueuedPolicy):
     def next_request(self, view: EngineView) -> Admission | None:
         """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
         ledger = self._ledger
-        num_blocks = view.num_free_blocks - view.num_running
+        num_running = view.num_running
+        num_blocks = view.num_free_blocks - num_running
         right, left = self._look(), self._left_head()
         left_waits = (
             left is not None and self._left_turn.is_due_soon(left) and view.is_ready(ledger.seq[left])
         )
         left_fits = left is not None and left_waits and self._fits(view, left, num_blocks)
         # KV that the left side waits for is not given to the right side, which could fill it for ever.
-        may_start_right = right is not None and (left_fits or not left_waits) and self._is_below_limit(right)
-        if right is not None and may_start_right and self._can_start(view, right, num_blocks):
-            return Admission(ledger.seq[right], RIGHT)
+        if right is not None and (left_fits or not left_waits) and self._is_below_limit(right):
+            seq = ledger.seq[right]
+            if view.is_ready(seq) and self._fits(view, right, num_blocks):
+                return Admission(seq, RIGHT)
         if left is not None and left_fits and self._left_turn.is_due(left):
             return Admission(ledger.seq[left], LEFT)
-        if view.num_running == 0:
+        if num_running == 0:
             for slot, side in ((right, RIGHT), (self._right_head(), RIGHT), (left, LEFT)):
                 if slot is not None and view.is_ready(ledger.seq[slot]):
                     return Admission(ledger.seq[slot], side)
@@ -171,18 +173,22 @@ class DensityMatchedPolicy(QueuedPolicy):
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, or left the queue; the length of one that ran tells something of its kind."""
         slot = self._ledger.slot_of.get(seq)
-        if slot is None or self._ledger.phase[slot] is FINISHED:
+        if slot is None:
+            return
+        phase = self._ledger.phase[slot]
+        if phase is FINISHED:
             return
         if slot == self._look_ahead.candidate:
             self._look_ahead.forget(self._ledger.clock)
-        if self._ledger.phase[slot] is WAITING:
+        if phase is WAITING:
             self._sides.leave(slot)
-        elif self._ledger.phase[slot] is not PREEMPTED:
+        elif phase is not PREEMPTED:
             lengths = self._sides.kind(slot).lengths
             if lengths is not None and num_output_tokens > 0:
                 lengths.observe(num_output_tokens)
             self._vacate(slot)
-        super().finished(seq, num_output_tokens)
+        if self._ledger.finish(slot):
+            self._settle()
 
     def preempted(self, seq: int) -> None:
         """The request lost its blocks and waits again, at the head of its side."""
@@ -303,9 +309,6 @@ class DensityMatchedPolicy(QueuedPolicy):
         ago."""
         num_tokens = self._ledger.num_tokens[RIGHT] + self._ledger.num_own_tokens(slot)
         return num_tokens <= self._right_limit_tokens
-
-    def _can_start(self, view: EngineView, slot: int, num_blocks: int) -> bool:
-        return view.is_ready(self._ledger.seq[slot]) and self._fits(view, slot, num_blocks)
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger

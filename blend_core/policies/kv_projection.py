@@ -79,6 +79,7 @@ class KvProjection:
         "_first_bin",
         "_high",
         "_high_at_most",
+        "_is_high_behind",
         "_joined",
         "_looked_at",
         "_mean",
@@ -155,7 +156,8 @@ class KvProjection:
     def _alive(self, lengths: LengthDistribution, num_output_tokens: int) -> Floats:
         reached = LENGTH_GRID[self._first_bin :] + (num_output_tokens - self._num_steps)
         alive = lengths.survival_at(np.maximum(reached, num_output_tokens))
-        alive /= max(alive[0], LEAST_SURVIVAL)
+        if num_output_tokens > 0:
+            alive /= max(alive[0], LEAST_SURVIVAL)
         # However rare its length is, it is there now.
         alive[0] = 1.0
         return alive[: int(np.count_nonzero(alive > _LEAST_ALIVE))]
@@ -170,7 +172,7 @@ class KvProjection:
         # At most all that it will ever hold, and its deviation, sqrt(p (1 - p)) of that, at most half of it.
         own = (held + _GRID_ENDS[first + len(alive) - 1]) * self._spread
         if self._high_at_most + own > limit_tokens:
-            self._sum_up_joined()
+            self._bring_up()
         high_at_most = self._high_at_most + own
         if high_at_most <= limit_tokens:
             self._looked_at = _Looked(held, alive, high_at_most, is_put_off=True, sums=None)
@@ -202,7 +204,14 @@ class KvProjection:
         self._looked_at = None
         first = self._first_bin
         if is_put_off:
-            self._put_off(held, alive)
+            # That is the key of nothing else: the array is kept here.
+            key = id(alive), first
+            joined = self._joined.get(key)
+            if joined is None:
+                joined = self._joined[key] = _Joined(alive, first)
+            joined.num_requests += 1
+            joined.num_tokens += held
+            joined.num_tokens_sq += held * held
             return
         self._crest = None
         now = slice(first, first + len(alive))
@@ -215,7 +224,7 @@ class KvProjection:
 
     def longest_fit(self, num_tokens: float, limit_tokens: float) -> float:
         """Returns for how many steps a request that holds `num_tokens` now and surely lives fits."""
-        self._sum_up_joined()
+        self._bring_up()
         room = limit_tokens - num_tokens + self._num_steps
         place = self._first_bin + int(self._crest_ahead().searchsorted(room, side="right"))
         return max(0.0, GRID_POINTS[place] - self._num_steps) if place < len(GRID_POINTS) else inf
@@ -228,19 +237,8 @@ class KvProjection:
             crest = self._crest = np.maximum.accumulate(self._high[first:] + LENGTH_GRID_ENDS[first:])
         return crest
 
-    def _put_off(self, held: float, alive: Floats) -> None:
-        """Keeps a request that joins for the sums to come."""
-        # That is the key of nothing else: the array is kept here.
-        key = id(alive), self._first_bin
-        joined = self._joined.get(key)
-        if joined is None:
-            joined = self._joined[key] = _Joined(alive, self._first_bin)
-        joined.num_requests += 1
-        joined.num_tokens += held
-        joined.num_tokens_sq += held * held
-
     def _sum_up_joined(self) -> None:
-        """Puts those that joined into the sums."""
+        """Puts those that joined into mean and variance."""
         if not self._joined:
             return
         for joined in self._joined.values():
@@ -256,12 +254,18 @@ class KvProjection:
             squares = joined.num_tokens_sq + (2.0 * joined.num_tokens + grown) * ends
             self._variance[now] += alive * (1.0 - alive) * squares
         self._joined = {}
-        self._sum_up()
+        self._is_high_behind = True
+
+    def _bring_up(self) -> None:
+        """Makes what depends on mean and variance anew where they have changed."""
+        self._sum_up_joined()
+        if self._is_high_behind:
+            self._sum_up()
 
     def _sum_up(self) -> None:
         self._high: Floats = self._mean + self._deviations * np.sqrt(self._variance)
         self._high_at_most = float(self._high[self._first_bin :].max())
-        self._crest = None
+        self._crest, self._is_high_behind = None, False
 
 
 def contribution(

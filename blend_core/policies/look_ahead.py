@@ -115,7 +115,7 @@ class LookAhead:
         if self._looked_at == (slot, self._ledger.clock):
             self.projection.join()
         else:
-            self.projection.add(self._ledger.num_own_tokens(slot), self._alive(slot))
+            self.projection.add(*self._ahead_of(slot))
         self._looked_at = _NOTHING
         self.forget(self._ledger.clock)
 
@@ -127,9 +127,15 @@ class LookAhead:
     def _fits(self, slot: int, limit_tokens: float) -> bool:
         """Whether KV stays within the limit up to the end of every answer, with this one."""
         self._looked_at = slot, self._ledger.clock
-        return self.projection.fits(self._ledger.num_own_tokens(slot), self._alive(slot), limit_tokens)
+        num_tokens, alive = self._ahead_of(slot)
+        return self.projection.fits(num_tokens, alive, limit_tokens)
 
-    def _alive(self, slot: int) -> npt.NDArray[np.float64]:
-        output = self._ledger.num_output_tokens(slot)
-        lengths = self._sides.kind(slot).lengths
-        return self.projection.alive(lengths, output, self._ledger.output_tokens[slot] - output)
+    def _ahead_of(self, slot: int) -> tuple[int, npt.NDArray[np.float64]]:
+        """What a request will hold by itself as it starts, and the probability that it runs on from then."""
+        ledger = self._ledger
+        output = ledger.num_kept_tokens[slot]
+        num_tokens = ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + output
+        alive = self.projection.alive(
+            self._sides.kind(slot).lengths, output, ledger.output_tokens[slot] - output
+        )
+        return num_tokens, alive

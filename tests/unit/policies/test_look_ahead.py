@@ -70,6 +70,15 @@ def test_what_was_found_stays_found_and_what_was_not_is_looked_for_after_the_nex
     assert right.look(SHORT, 1_000) == SHORT
 
 
+def test_what_did_not_fit_is_looked_at_again_once_sums_are_made_anew_in_the_same_step(right_of):
+    right = right_of()
+    right.look(LONG, 1_000)
+    right.admit(LONG)
+    assert right.look(SHORT, SHORT_AT_ITS_END) is None
+    right.ahead.renew(RunningWork(), balances=True, looks_ahead=True)
+    assert right.look(SHORT, SHORT_AT_ITS_END) == SHORT
+
+
 def test_what_is_forgotten_is_looked_for_from_the_step_on_that_is_named(right_of):
     right = right_of()
     right.look(SHORT, 1_000)
