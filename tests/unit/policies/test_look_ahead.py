@@ -71,7 +71,7 @@ def test_what_was_found_stays_found_and_what_was_not_is_looked_for_after_the_nex
 
 
 def test_what_did_not_fit_is_looked_at_again_once_sums_are_made_anew_in_the_same_step(right_of):
-    right = right_of()
+    right = right_of(replace(ALL_RULES, fills_gaps=False))
     right.look(LONG, 1_000)
     right.admit(LONG)
     assert right.look(SHORT, SHORT_AT_ITS_END) is None
