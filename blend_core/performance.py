@@ -69,6 +69,11 @@ def memory_s(
     return np.asarray(kv_tokens * model.kv_bytes_per_token / device.bandwidth_bytes_per_s, dtype=np.float64)
 
 
+def num_kv_blocks(model: ModelSpec, kv_capacity_bytes: float, block_size: int) -> int:
+    """Returns the KV blocks of `block_size` tokens that so many bytes hold."""
+    return int(kv_capacity_bytes) // (block_size * model.kv_bytes_per_token)
+
+
 def compute_density(compute: TokenCounts, memory: TokenCounts) -> Floats:
     """Returns `compute / memory`, infinite where no KV is read. Above 1 is compute-intensive."""
     compute_array = np.asarray(compute, dtype=np.float64)

@@ -34,6 +34,9 @@ from blend_core.transform import order_by_density
 PLANNED_POLICIES: Final = ("fcfs", "dfs", "random", "dual_scan", "density_matched")
 """Policies that `build_plan` knows an order for."""
 
+LENGTH_AWARE_POLICIES: Final = ("dual_scan", "density_matched")
+"""Those of them that look at the lengths of answers, and take a plan from both of its ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
@@ -233,7 +236,7 @@ def _planned_order(
     `alike` numbers, row by row, requests that are the same as far as bound and earlier nights tell; below 0
     where the length is known.
     """
-    if config.policy in ("dual_scan", "density_matched"):
+    if config.policy in LENGTH_AWARE_POLICIES:
         # Splits make the dual scan's two ends steeper; a policy that looks at every kind needs none.
         sharing_kept = config.sharing_kept if config.policy == "dual_scan" else 1.0
         order = tree.leaf_row[order_by_density(tree, lengths, model, device, sharing_kept)]

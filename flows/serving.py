@@ -9,6 +9,7 @@ from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
 from blend_core.engines.vllm.passed_options import check_options_on_cpu
 from blend_core.errors import ConfigurationError
+from blend_core.performance import num_kv_blocks
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec, load_model_spec
 from flows.job_parts import EngineName, JobOptions
@@ -110,7 +111,7 @@ class Serving:
         capacity = self.kv_capacity_bytes
         if capacity is None:
             capacity = int(device.kv_capacity_bytes) * self.num_devices
-        num_blocks = capacity // (self.block_size * model.kv_bytes_per_token)
+        num_blocks = num_kv_blocks(model, capacity, self.block_size)
         if "num_gpu_blocks_override" in self.vllm_options:
             # vLLM keeps one block as padding.
             num_blocks = self.vllm_options["num_gpu_blocks_override"] - 1

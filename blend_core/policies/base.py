@@ -140,7 +140,7 @@ class AdmissionPolicy(ABC):
 
     @abstractmethod
     def next_request(self, view: EngineView) -> Admission | None:
-        """Names the request to admit next, or None for "not now". Does not mutate: same answer again."""
+        """Names the request to admit next, or None for "not now"; asked again, the answer is the same."""
 
     def quiet_steps(self, view: EngineView) -> int:
         """Steps, at least 1, for which `next_request` goes on answering None while requests only decode.

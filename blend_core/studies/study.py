@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from blend_core.engines.base import StepWindow
-from blend_core.performance import MAX_NUM_BATCHED_TOKENS
+from blend_core.performance import MAX_NUM_BATCHED_TOKENS, num_kv_blocks
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.policies.base import EngineLimits
 from blend_core.simulator import PolicyMaker, SimulationResult, simulate
@@ -103,8 +103,8 @@ class WorkloadRun:
 
 def study_limits(model: ModelSpec, device: DeviceProfile) -> EngineLimits:
     """Returns the limits of the studies: all of the device's KV, 2,048 batched tokens."""
-    num_tokens = device.kv_capacity_bytes / model.kv_bytes_per_token
-    return EngineLimits(BLOCK_SIZE, int(num_tokens // BLOCK_SIZE), MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
+    num_blocks = num_kv_blocks(model, device.kv_capacity_bytes, BLOCK_SIZE)
+    return EngineLimits(BLOCK_SIZE, num_blocks, MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
 
 
 def run_workload(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.plan import Plan
-from blend_core.planner import PlanConfig, build_plan
+from blend_core.planner import LENGTH_AWARE_POLICIES, PlanConfig, build_plan
 from blend_core.policies.base import Admission, AdmissionPolicy, EngineLimits, EngineView, Side
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from blend_core.segment_requests import SegmentRequests
@@ -31,9 +31,6 @@ KV_ROOM: Final = 1.1
 
 KV_ROOM_AHEAD: Final = {"density_matched": 2.4}
 """The same of a policy that needs more for as many: it leaves KV free for those in flight to grow into."""
-
-LENGTH_AWARE: Final = ("dual_scan", "density_matched")
-"""Policies that look at answers' lengths, and are measured with hidden ones too."""
 
 HIDDEN_MAX_TOKENS: Final = 4_096
 """Bound of every answer where lengths are hidden."""
@@ -129,8 +126,8 @@ def run_policy_bench(
     """Measures every policy, in this process; those that look at lengths with hidden ones as well."""
     costs: dict[str, dict[int, StepCosts]] = {}
     for name in POLICY_NAMES:
-        # Of those that look at no length it is all one.
-        for is_hidden in (False, True) if name in LENGTH_AWARE else (False,):
+        # To the others it is all one whether lengths are known.
+        for is_hidden in (False, True) if name in LENGTH_AWARE_POLICIES else (False,):
             title = f"{name}, hidden" if is_hidden else name
             costs[title] = {}
             for num_in_flight in NUM_IN_FLIGHT:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub_plan
 from blend_core.performance import MAX_NUM_BATCHED_TOKENS
 from blend_core.plan import Plan
-from blend_core.planner import PlanConfig, build_plan
+from blend_core.planner import LENGTH_AWARE_POLICIES, PlanConfig, build_plan
 from blend_core.simulator import simulate
 from blend_core.studies.mixes import PAPER_TARGETS, build_workload, paper_mix
 from blend_core.studies.study import BLOCK_SIZE, study_limits
@@ -19,16 +19,13 @@ from blend_core.studies.trace_lengths import data_of
 from flows.bench.study_tasks import StudyTarget, run_tasks
 
 NUM_RANKS: Final = (2, 4, 8)
-POLICIES: Final = ("dual_scan", "density_matched")
-"""What the ranks run: the paper's policy, and the default of jobs."""
-
 QUICK_HOURS: Final = 0.5
 """Practical optimum of each trace with `--quick`: more than in other studies, since eight ranks share it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RanksTask:
-    """One trace of the paper, by its place, under one of `POLICIES`; other attributes as of `PaperTask`."""
+    """One trace of the paper, by its place, under a length-aware policy; other attributes as of `PaperTask`."""
 
     trace: int
     policy: str
@@ -57,6 +54,8 @@ class RanksRun:
     def as_json(self) -> dict[str, Any]:
         """Returns what `--json` prints: under `speedup` those of `dual_scan`, as the paper's."""
         return {
+            "data": self.data,
+            "seeds": list(self.seeds),
             "workloads": [
                 {
                     "name": name,
@@ -80,10 +79,10 @@ def run_ranks_bench(
         RanksTask(trace, policy, seed, hours, traces, target)
         for seed in seeds
         for trace in range(len(PAPER_TARGETS))
-        for policy in POLICIES
+        for policy in LENGTH_AWARE_POLICIES
     ]
     results = run_tasks(run_ranks_task, tasks, tell, _name)
-    speedups: dict[str, dict[str, dict[int, float]]] = {policy: {} for policy in POLICIES}
+    speedups: dict[str, dict[str, dict[int, float]]] = {policy: {} for policy in LENGTH_AWARE_POLICIES}
     for place, (name, _, _) in enumerate(PAPER_TARGETS):
         for policy, by_trace in speedups.items():
             own = [

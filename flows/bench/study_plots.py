@@ -3,10 +3,12 @@
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from blend_core.errors import ConfigurationError
+from blend_core.planner import LENGTH_AWARE_POLICIES
 from blend_core.studies.study import WorkloadRun, speedup
+from flows.bench.policy import StepCosts
 from flows.bench.ranks import NUM_RANKS, RanksRun
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ def plot_timelines(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
             axes.plot(hours, line.kv_usage, label="KV in use", lw=0.8, color="grey")
             axes.set_ylim(0, 1.02)
             axes.set_ylabel(name)
-        rows[0].legend(loc="lower right", ncols=3, fontsize="small")
+        handles, labels = rows[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize="small")
         rows[0].set_title(f"{run.name}, lengths {run.length_set}: share of peak per second of the run")
         rows[-1].set_xlabel("hours")
         paths += _save(figure, folder, f"timeline-{run.name}-{run.length_set}")
@@ -75,7 +78,7 @@ def plot_sharing(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
 
 def plot_grid(runs: Sequence[WorkloadRun], folder: Path) -> list[Path]:
     """Draws the speed-ups of the dual scan and of `density_matched` over `dfs`, on one scale of colours."""
-    names = ("dual_scan", "density_matched")
+    names = LENGTH_AWARE_POLICIES
     by_place = {_place(run): [speedup(run.policies, name, "dfs") for name in names] for run in runs}
     densities = sorted({density for density, _ in by_place})
     sharings = sorted({sharing for _, sharing in by_place})
@@ -119,7 +122,7 @@ def plot_ranks(run: RanksRun, folder: Path) -> list[Path]:
     return _save(figure, folder, "ranks")
 
 
-def plot_policy_costs(costs: Mapping[str, Mapping[int, Any]], folder: Path) -> list[Path]:
+def plot_policy_costs(costs: Mapping[str, Mapping[int, StepCosts]], folder: Path) -> list[Path]:
     """Draws what each policy costs per step, mean and 99th percentile."""
     figure = _figure(10, 4.5)
     axes = figure.subplots()

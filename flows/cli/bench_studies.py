@@ -60,7 +60,8 @@ def policy(
     costs = run_policy_bench(seed, tell, num_steps=NUM_STEPS // 10 if quick else NUM_STEPS)
     if plots is not None:
         tell_paths(plot_policy_costs(costs, plots))
-    write_tables(write_docs, "policy", "blend bench policy", [costs_table(costs)])
+    command = f"blend bench policy{' --quick' * quick} --seed {seed}"
+    write_tables(write_docs, "policy", command, [costs_table(costs)])
     if json:
         print_json(costs_json(costs))
     else:
@@ -96,7 +97,7 @@ def paper(
     prepare_outputs(plots, write_docs, "paper")
     asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 5.0)
-    study = Study.of("paper", size, seed, seeds, hours, asked)
+    study = Study.of("paper", size, seed, seeds, hours, asked, is_quick=quick)
     run = run_paper_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [comparison_table(run.study.workloads), interleaved_table(run)]
     if plots is not None:
@@ -133,7 +134,7 @@ def grid(
     prepare_outputs(plots, write_docs, "grid")
     asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 1.0)
-    study = Study.of("grid", size, seed, seeds, hours, asked)
+    study = Study.of("grid", size, seed, seeds, hours, asked, is_quick=quick)
     run = run_grid_bench(
         folder_of_traces(traces),
         study.seeds,
@@ -179,7 +180,7 @@ def traces(
     prepare_outputs(plots, write_docs, "traces")
     asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(3, 1.0)
-    study = Study.of("traces", size, seed, seeds, hours, asked)
+    study = Study.of("traces", size, seed, seeds, hours, asked, is_quick=quick)
     run = run_traces_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [comparison_table(run.workloads)]
     if plots is not None:
@@ -213,7 +214,7 @@ def ablation(
     prepare_outputs(None, write_docs, "ablation")
     asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(5, 1.0)
-    study = Study.of("ablation", size, seed, seeds, hours, asked)
+    study = Study.of("ablation", size, seed, seeds, hours, asked, is_quick=quick)
     run = run_ablation_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     tables = [ablation_table(run), ends_table(run)]
     show_study(study, tables, run.data, run.as_json(), docs=write_docs, json=json)
@@ -247,7 +248,7 @@ def ranks(
     prepare_outputs(plots, write_docs, "ranks")
     asked = asked_target(model, device, tensor_parallel)
     size = StudySize(1, QUICK_HOURS) if quick else StudySize(1, 5.0)
-    study = Study.of("ranks", size, seed, seeds, hours, asked)
+    study = Study.of("ranks", size, seed, seeds, hours, asked, is_quick=quick)
     run = run_ranks_bench(folder_of_traces(traces), study.seeds, study.hours, tell, asked.target)
     if plots is not None:
         tell_paths(plot_ranks(run, plots))
@@ -283,7 +284,7 @@ def simulate(
     if plots is not None:
         tell_paths(plot_timelines([run], plots))
     if json:
-        print_json(workload_json(run))
+        print_json({**asked.as_json(), **workload_json(run)})
     else:
         print_line(
             f"{run.name}: density {run.density:.2f}, optimum {duration_text(run.optimum_s)}; {asked.text}"

@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,16 +62,26 @@ class AskedTarget:
 
     Attributes:
         target: model and devices.
+        tensor_parallel: devices of a replica.
         options: the options that were given, as one writes them behind a command.
     """
 
     target: "StudyTarget"
+    tensor_parallel: int
     options: str
 
     @property
     def text(self) -> str:
         """Model and device in a few words."""
         return f"{self.target.model.name} on {self.target.device.name}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What the figures of a study hold for."""
+        return {
+            "model": self.target.model.name,
+            "device": self.target.device.name,
+            "tensor_parallel": self.tensor_parallel,
+        }
 
 
 def asked_target(model: str | None, device: str | None, tensor_parallel: int | None) -> AskedTarget:
@@ -97,6 +107,7 @@ def asked_target(model: str | None, device: str | None, tensor_parallel: int | N
     given = {"--model": model, "--device": device, "--tensor-parallel": tensor_parallel}
     return AskedTarget(
         StudyTarget(found.model, found.device),
+        found.tensor_parallel,
         "".join(f" {name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None),
     )
 

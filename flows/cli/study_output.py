@@ -34,12 +34,14 @@ class Study:
         seeds: seeds that figures are the mean of.
         hours: practical optimum of each workload.
         asked: what is simulated.
+        is_quick: in small.
     """
 
     name: str
     seeds: tuple[int, ...]
     hours: float
     asked: AskedTarget
+    is_quick: bool
 
     @classmethod
     def of(
@@ -50,6 +52,8 @@ class Study:
         num_seeds: int | None,
         hours: float | None,
         asked: AskedTarget,
+        *,
+        is_quick: bool,
     ) -> "Study":
         """Returns the study of the size that the options say; `default` holds for those that are None."""
         count = default.num_seeds if num_seeds is None else num_seeds
@@ -58,15 +62,20 @@ class Study:
             tuple(range(first_seed, first_seed + count)),
             default.hours if hours is None else hours,
             asked,
+            is_quick,
         )
 
     @property
     def command(self) -> str:
         """What runs the study again."""
         return (
-            f"blend bench {self.name} --hours {self.hours:g} --seed {self.seeds[0]} --seeds {len(self.seeds)}"
-            f"{self.asked.options}"
+            f"blend bench {self.name}{' --quick' * self.is_quick} --hours {self.hours:g} "
+            f"--seed {self.seeds[0]} --seeds {len(self.seeds)}{self.asked.options}"
         )
+
+    def as_json(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """What `--json` prints: what was simulated, and what it came to."""
+        return {**self.asked.as_json(), "hours": self.hours, **figures}
 
 
 def prepare_outputs(plots: Path | None, docs: Path | None, section: str) -> None:
@@ -108,7 +117,7 @@ def show_study(
     """
     write_tables(docs, study.name, study.command, tables, data)
     if json:
-        print_json(figures)
+        print_json(study.as_json(figures))
         return
     print_line(f"lengths: {data}; {study.asked.text}")
     for table in tables:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from blend_core.partition import partition, rank_positions
 from blend_core.plan import Plan
+from blend_core.planner import LENGTH_AWARE_POLICIES
 
 NUM_STRETCHES: Final = 8
 """Pieces of the plan that a sample is made of: few, so that most of it runs among its own neighbours."""
@@ -24,7 +25,7 @@ def sample_positions(plan: Plan, num_requests: int) -> npt.NDArray[np.int64]:
     num_parts = math.ceil(n / num_requests)
     if num_parts <= 1:
         return np.arange(n)
-    if plan.policy in ("dual_scan", "density_matched"):
+    if plan.policy in LENGTH_AWARE_POLICIES:
         return rank_positions(partition(plan, num_parts, NUM_STRETCHES), num_parts // 2)
     length = max(num_requests // NUM_STRETCHES, 1)
     starts = np.linspace(0, n - length, NUM_STRETCHES).astype(np.int64)

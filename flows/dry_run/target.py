@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from blend_core.errors import ConfigurationError
-from blend_core.performance import MAX_NUM_BATCHED_TOKENS
+from blend_core.performance import MAX_NUM_BATCHED_TOKENS, num_kv_blocks
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.wording import count_text
@@ -95,7 +95,7 @@ def _limits(
 ) -> EngineLimits:
     return EngineLimits(
         block_size=block_size,
-        num_blocks=int(device.kv_capacity_bytes) // (block_size * model.kv_bytes_per_token),
+        num_blocks=num_kv_blocks(model, device.kv_capacity_bytes, block_size),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
     )

@@ -80,15 +80,28 @@ def test_what_cannot_be_simulated_is_refused_as_by_a_plan(
 
 def test_a_study_names_the_model_and_devices_that_were_asked_for() -> None:
     asked = asked_target("llama-3.1-70b", None, 8)
-    study = Study.of("paper", StudySize(5, 5.0), 3, 1, 1.0, asked)
+    study = Study.of("paper", StudySize(5, 5.0), 3, 1, 1.0, asked, is_quick=False)
     assert study.command == (
         "blend bench paper --hours 1 --seed 3 --seeds 1 --model llama-3.1-70b --tensor-parallel 8"
     )
     assert asked.text == "llama-3.1-70b on a100-80g-x8"
+    assert study.as_json({"data": "real"}) == {
+        "model": "llama-3.1-70b",
+        "device": "a100-80g-x8",
+        "tensor_parallel": 8,
+        "hours": 1.0,
+        "data": "real",
+    }
+
+
+def test_a_study_in_small_says_so_where_it_says_how_it_was_measured() -> None:
+    asked = asked_target(None, None, None)
+    study = Study.of("grid", StudySize(1, 0.25), 0, None, None, asked, is_quick=True)
+    assert study.command == "blend bench grid --quick --hours 0.25 --seed 0 --seeds 1"
 
 
 def test_without_options_studies_are_of_what_the_published_figures_are_of() -> None:
-    assert asked_target(None, None, None) == AskedTarget(study_target(), "")
+    assert asked_target(None, None, None) == AskedTarget(study_target(), 1, "")
 
 
 def test_a_profile_that_has_no_place_is_refused_before_it_is_measured(blend: Callable[..., Any]) -> None:

@@ -10,13 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from blend_core.errors import ConfigurationError, PlanError
+from blend_core.planner import LENGTH_AWARE_POLICIES
 from blend_core.studies.mixes import build_workload, paper_mix
 from blend_core.studies.study import STUDY_POLICIES
 from blend_core.studies.trace_lengths import gsm8k
 from flows.bench.grid import GridTask, grid_summary, run_grid_task
 from flows.bench.paper import PaperRun, PaperTask, run_paper_task
 from flows.bench.policy import costs_json, measure_policy
-from flows.bench.ranks import NUM_RANKS, POLICIES, RanksRun, RanksTask, run_ranks_task
+from flows.bench.ranks import NUM_RANKS, RanksRun, RanksTask, run_ranks_task
 from flows.bench.study_plots import plot_grid, plot_ranks, plot_sharing, plot_timelines
 from flows.bench.study_tables import comparison_table, interleaved_table, ranks_table, write_section
 from flows.bench.study_tasks import StudyRun, interleaved, over_seeds, run_tasks, study_target
@@ -111,7 +112,8 @@ def test_the_grid_is_summed_up():
 
 def test_more_ranks_are_faster():
     of_policy = {
-        policy: run_ranks_task(RanksTask(0, policy, 0, HOURS, None, study_target())) for policy in POLICIES
+        policy: run_ranks_task(RanksTask(0, policy, 0, HOURS, None, study_target()))
+        for policy in LENGTH_AWARE_POLICIES
     }
     for speedups in of_policy.values():
         assert tuple(speedups) == NUM_RANKS
@@ -130,7 +132,9 @@ def test_more_ranks_are_faster():
             "density_matched": {"speedup": texts["density_matched"]},
         }
     ]
-    assert [row[:2] for row in ranks_table(run)[1]] == [("trace-1", policy) for policy in POLICIES]
+    assert [row[:2] for row in ranks_table(run)[1]] == [
+        ("trace-1", policy) for policy in LENGTH_AWARE_POLICIES
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,10 @@ def test_plots_are_drawn_as_png_and_svg(paper_run, tmp_path):
         replace(runs[0], name=f"density-{d}-sharing-{s}") for d in ("0.80", "0.85") for s in ("0.05", "0.15")
     ]
     ranks = RanksRun(
-        "generated", HOURS, (0,), {policy: {"trace-1": {2: 1.9, 4: 3.8, 8: 7.5}} for policy in POLICIES}
+        "generated",
+        HOURS,
+        (0,),
+        {policy: {"trace-1": {2: 1.9, 4: 3.8, 8: 7.5}} for policy in LENGTH_AWARE_POLICIES},
     )
     paths = [
         *plot_timelines(runs, tmp_path),
@@ -199,7 +206,7 @@ def test_a_workload_of_ones_own_is_simulated(tmp_path, make_workload):
     result = CliRunner().invoke(app, ["bench", "simulate", str(tmp_path / "tonight.parquet"), "--json"])
     assert result.exit_code == 0
     printed = json.loads(result.stdout)
-    assert set(printed) == WORKLOAD_KEYS
+    assert set(printed) == {*WORKLOAD_KEYS, "model", "device", "tensor_parallel"}
     assert printed["name"] == "tonight"
     assert printed["num_requests"] == 85
 
