@@ -25,7 +25,7 @@ QUICK_HOURS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RanksTask:
-    """One trace of the paper, by its place, under a length-aware policy; other attributes as of `PaperTask`."""
+    """One trace of the paper, by its place, under a length-aware policy; the rest as of `PaperTask`."""
 
     trace: int
     policy: str
