@@ -203,6 +203,41 @@ class WorkTotals:
     held_kv_tokens: float
     longest_output_tokens: float
 
+    @classmethod
+    def of(
+        cls,
+        num_prompt_tokens: TokenCounts,
+        num_shared_tokens: TokenCounts,
+        num_output_tokens: TokenCounts,
+        num_output_tokens_sq: TokenCounts | None = None,
+    ) -> "WorkTotals":
+        """Returns the totals of at least one request; arguments as of `practical_optimum_s`."""
+        prompt = np.asarray(num_prompt_tokens, dtype=np.float64)
+        shared = np.asarray(num_shared_tokens, dtype=np.float64)
+        output = np.asarray(num_output_tokens, dtype=np.float64)
+        output_sq = (
+            output * output
+            if num_output_tokens_sq is None
+            else np.asarray(num_output_tokens_sq, dtype=np.float64)
+        )
+        return cls(
+            num_tokens=float((prompt - shared).sum() + output.sum()),
+            prefill_tokens_sq=float((prompt * prompt - shared * shared).sum()),
+            decode_kv_tokens=float((prompt * output + output_sq / 2.0).sum()),
+            held_kv_tokens=float(((prompt - shared) * output + output_sq / 2.0).sum()),
+            longest_output_tokens=float(output.max()),
+        )
+
+    def num_steps(
+        self, model: ModelSpec, device: DeviceProfile, max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS
+    ) -> float:
+        """Returns the steps that the requests need at least, `S` of `optimum_of_totals_s`."""
+        return max(
+            self.held_kv_tokens * model.kv_bytes_per_token / device.kv_capacity_bytes,
+            self.num_tokens / max_num_batched_tokens,
+            self.longest_output_tokens,
+        )
+
 
 def practical_optimum_s(
     model: ModelSpec,
@@ -226,23 +261,9 @@ def practical_optimum_s(
         num_output_tokens_sq: `E[d^2]`; None where the lengths are exact.
         max_num_batched_tokens: tokens of one step at most.
     """
-    prompt = np.asarray(num_prompt_tokens, dtype=np.float64)
-    if prompt.size == 0:
+    if np.size(num_prompt_tokens) == 0:
         return 0.0
-    shared = np.asarray(num_shared_tokens, dtype=np.float64)
-    output = np.asarray(num_output_tokens, dtype=np.float64)
-    output_sq = (
-        output * output
-        if num_output_tokens_sq is None
-        else np.asarray(num_output_tokens_sq, dtype=np.float64)
-    )
-    totals = WorkTotals(
-        num_tokens=float((prompt - shared).sum() + output.sum()),
-        prefill_tokens_sq=float((prompt * prompt - shared * shared).sum()),
-        decode_kv_tokens=float((prompt * output + output_sq / 2.0).sum()),
-        held_kv_tokens=float(((prompt - shared) * output + output_sq / 2.0).sum()),
-        longest_output_tokens=float(output.max()),
-    )
+    totals = WorkTotals.of(num_prompt_tokens, num_shared_tokens, num_output_tokens, num_output_tokens_sq)
     return optimum_of_totals_s(model, device, totals, max_num_batched_tokens)
 
 
@@ -258,11 +279,7 @@ def optimum_of_totals_s(
     reading of all of them overlap like those of one step do.
     """
     times = StepTimeModel.of(model, device)
-    num_steps = max(
-        totals.held_kv_tokens * model.kv_bytes_per_token / device.kv_capacity_bytes,
-        totals.num_tokens / max_num_batched_tokens,
-        totals.longest_output_tokens,
-    )
+    num_steps = totals.num_steps(model, device, max_num_batched_tokens)
     compute_time_s = (
         times.gemm_fixed_s * num_steps
         + times.gemm_s_per_token * totals.num_tokens

@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 from blend_core.errors import PlanError
 from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub_plan
-from blend_core.performance import practical_optimum_s
+from blend_core.performance import WorkTotals, practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, plan_tree
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
-from flows.dry_run.sampling import sample_positions
+from flows.dry_run.sampling import duration_of_whole_s, sample_positions
 from flows.dry_run.target import Target
 
 
@@ -41,13 +41,13 @@ ENDS_BETWEEN_NOTES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a plan takes in simulation; of a sample, what that amounts to for the whole.
+    """What a plan takes in simulation.
 
     Attributes:
-        duration_s: seconds from the first step to the last.
-        prefix_sharing: share of prompt tokens served from the cache.
-        num_preempted: preemptions.
-        num_refused: requests that need more KV than there is.
+        duration_s: seconds from the first step to the last; of a sample, what that amounts to for the whole.
+        prefix_sharing: share of prompt tokens served from the cache, of those that were simulated.
+        num_preempted: preemptions of those that were simulated.
+        num_refused: requests that need more KV than there is; of a sample, as many as that makes of all.
         num_simulated: requests that were simulated.
     """
 
@@ -115,16 +115,13 @@ class Workload:
         )
 
     def simulate(self, plan: Plan, on_progress: Callable[[str], None]) -> Simulated:
-        """Simulates a plan of these requests, or of some of them; of a large one a sample, scaled by work.
+        """Simulates a plan of these requests, or of some of them; of a large one a sample.
 
         `on_progress` hears every now and then how far it is.
         """
         target, num_requests = self.target, len(plan)
-        part, scale = plan, 1.0
-        if num_requests > self.size.max_num_requests:
-            places = sample_positions(plan, self.size.num_sampled)
-            part = self._part(plan, places)
-            scale = _work_s(plan) / _work_s(part)
+        is_sample = num_requests > self.size.max_num_requests
+        part = self._part(plan, sample_positions(plan, self.size.num_sampled)) if is_sample else plan
         rows = np.sort(np.searchsorted(self.requests.seq, part.seq))
         result = simulate(
             self.requests.take(rows),
@@ -137,10 +134,15 @@ class Workload:
             overlap=self.overlap,
             feedback=_Progress(len(part), on_progress),
         )
+        duration_s = result.duration_s
+        if is_sample:
+            duration_s = duration_of_whole_s(
+                result, target, _work_s(plan) / _work_s(part), self._min_num_steps(plan), overlap=self.overlap
+            )
         return Simulated(
-            duration_s=result.duration_s * scale,
+            duration_s=duration_s,
             prefix_sharing=result.prefix_sharing,
-            num_preempted=round(result.num_preempted * scale),
+            num_preempted=result.num_preempted,
             num_refused=round(result.num_refused * num_requests / len(part)),
             num_simulated=len(part),
         )
@@ -164,6 +166,17 @@ class Workload:
         return max(
             (self.simulate(part, on_progress) for part in parts), key=lambda simulated: simulated.duration_s
         )
+
+    def _actual(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """Returns `(num_requests,)` tokens of each answer in the plan's order, as far as KV holds them."""
+        limits = self.target.limits
+        actual = self.lengths.actual[np.searchsorted(self.requests.seq, plan.seq)]
+        return np.minimum(actual, limits.num_blocks * limits.block_size)
+
+    def _min_num_steps(self, plan: Plan) -> float:
+        target = self.target
+        totals = WorkTotals.of(plan.num_prompt_tokens, plan.num_shared_tokens, self._actual(plan))
+        return totals.num_steps(target.model, target.device, target.limits.max_num_batched_tokens)
 
     def _part(self, plan: Plan, positions: npt.NDArray[np.int64]) -> Plan:
         target = self.target

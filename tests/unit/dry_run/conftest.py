@@ -46,6 +46,37 @@ def mixed() -> MakeRequests:
 
 
 @pytest.fixture
+def few_long(a100: Target) -> MakeWorkload:
+    """Prompts of their own with answers of 4 tokens, and a few with answers of up to `long_answer`."""
+
+    def make(
+        num_short: int,
+        num_long: int,
+        long_answer: int,
+        *,
+        is_preset: bool,
+        overlap: bool = False,
+        size: SimulationSize | None = None,
+    ) -> Workload:
+        rng = np.random.default_rng(3)
+        num_requests, num_prompt_tokens = num_short + num_long, 120
+        max_tokens = np.full(num_requests, 4, dtype=np.int32)
+        max_tokens[rng.choice(num_requests, num_long, replace=False)] = long_answer
+        requests = RequestArrays(
+            seq=np.arange(num_requests, dtype=np.int64),
+            token_ids=rng.integers(0, 30_000, num_requests * num_prompt_tokens).astype(np.int32),
+            offsets=np.arange(num_requests + 1, dtype=np.int64) * num_prompt_tokens,
+            min_tokens=max_tokens.copy() if is_preset else np.zeros(num_requests, dtype=np.int32),
+            max_tokens=max_tokens,
+        )
+        tree = prefix_tree_of(requests, a100)
+        lengths = lengths_by_bounds(requests, tree, np.random.default_rng(0))
+        return Workload(requests, tree, lengths, a100, overlap, size or SimulationSize())
+
+    return make
+
+
+@pytest.fixture
 def workload(mixed: MakeRequests, a100: Target) -> MakeWorkload:
     def make(num_requests: int, *, overlap: bool = False, size: SimulationSize | None = None) -> Workload:
         requests = mixed(num_requests)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from blend_core.errors import PlanError
+from blend_core.partition import sub_plan
 from blend_core.request import RequestArrays
+from blend_core.simulator import simulate
 from flows.dry_run.forecast import FORECAST_POLICIES, forecast
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
@@ -48,6 +50,43 @@ def test_a_sample_tells_the_duration_of_the_whole(workload: MakeWorkload, policy
     assert expected.num_simulated == 6_000
     assert found.num_simulated < 3_000
     assert found.duration_s == pytest.approx(expected.duration_s, rel=0.15)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_a_sample_takes_the_steps_of_a_long_answer_once(
+    few_long: MakeWorkload, policy: str, overlap: bool
+) -> None:
+    # Eight answers of 2,000 steps: of the whole and of each sample they are most of the time.
+    whole = few_long(8_000, 8, 2_000, is_preset=True, overlap=overlap)
+    sampled = replace(whole, size=SimulationSize(max_num_requests=5_000, num_sampled=2_000))
+    plan = whole.plan(policy)
+    expected, found = whole.simulate(plan, silent), sampled.simulate(plan, silent)
+    assert found.num_simulated < 3_000
+    assert found.duration_s == pytest.approx(expected.duration_s, rel=0.1)
+
+
+def test_preemptions_of_a_sample_are_its_own(workload: MakeWorkload, a100: Target) -> None:
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=400))
+    load = replace(
+        workload(3_000), target=tight, size=SimulationSize(max_num_requests=2_000, num_sampled=1_500)
+    )
+    plan = load.plan("fcfs")
+    places = sample_positions(plan, 1_500)
+    model, device, limits = tight.model, tight.device, tight.limits
+    part = sub_plan(plan, places, model, device, limits.max_num_batched_tokens)
+    rows = np.sort(part.seq)
+    alone = simulate(
+        load.requests.take(rows),
+        load.lengths.actual[rows],
+        part,
+        "fcfs",
+        model,
+        device,
+        limits,
+        overlap=False,
+    )
+    assert load.simulate(plan, silent).num_preempted == alone.num_preempted > 0
 
 
 def test_replicas_share_the_time(workload: MakeWorkload) -> None:
