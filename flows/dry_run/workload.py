@@ -152,8 +152,9 @@ class Workload:
     ) -> Simulated:
         """Simulates the slowest of several replicas that share the plan.
 
-        All get the same work. Of a large plan only the replica is simulated that ideal overlap would keep
-        longest: the others differ from it by a few percent.
+        All are planned the same work. Of a large plan only those are simulated that may end last: the one
+        that ideal overlap would keep longest at the lengths that a simulation finds, and the one with the
+        longest answer.
         """
         shards = partition(plan, num_replicas, SHARDS_PER_RANK)
         parts = [
@@ -162,7 +163,10 @@ class Workload:
             if len(positions := rank_positions(shards, rank))
         ]
         if len(plan) > self.size.num_sampled:
-            parts = [max(parts, key=lambda part: part.summary.optimum_s)]
+            optima_s = [self._optimum_s(part) for part in parts]
+            longest = [int(self._actual(part).max()) for part in parts]
+            latest = {optima_s.index(max(optima_s)), longest.index(max(longest))}
+            parts = [parts[rank] for rank in sorted(latest)]
         return max(
             (self.simulate(part, on_progress) for part in parts), key=lambda simulated: simulated.duration_s
         )
@@ -172,6 +176,17 @@ class Workload:
         limits = self.target.limits
         actual = self.lengths.actual[np.searchsorted(self.requests.seq, plan.seq)]
         return np.minimum(actual, limits.num_blocks * limits.block_size)
+
+    def _optimum_s(self, plan: Plan) -> float:
+        target = self.target
+        return practical_optimum_s(
+            target.model,
+            target.device,
+            plan.num_prompt_tokens,
+            plan.num_shared_tokens,
+            self._actual(plan),
+            max_num_batched_tokens=target.limits.max_num_batched_tokens,
+        )
 
     def _min_num_steps(self, plan: Plan) -> float:
         target = self.target

@@ -89,6 +89,19 @@ def test_preemptions_of_a_sample_are_its_own(workload: MakeWorkload, a100: Targe
     assert load.simulate(plan, silent).num_preempted == alone.num_preempted > 0
 
 
+@pytest.mark.parametrize("policy", ["density_matched", "dfs"])
+@pytest.mark.parametrize("num_replicas", [8, 40])
+def test_of_many_requests_the_slowest_replica_is_found_by_the_lengths_that_will_be(
+    few_long: MakeWorkload, policy: str, num_replicas: int
+) -> None:
+    all_replicas = few_long(4_000, 60, 4_096, is_preset=False)
+    some_replicas = replace(all_replicas, size=SimulationSize(num_sampled=2_000))
+    plan = all_replicas.plan(policy)
+    slowest = all_replicas.simulate_replicas(plan, num_replicas, silent)
+    found = some_replicas.simulate_replicas(plan, num_replicas, silent)
+    assert 0.98 * slowest.duration_s <= found.duration_s <= slowest.duration_s
+
+
 def test_replicas_share_the_time(workload: MakeWorkload) -> None:
     load = workload(3_000)
     plan = load.plan("dual_scan")
