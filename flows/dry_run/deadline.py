@@ -12,6 +12,8 @@ MAX_NUM_REPLICAS: Final = 64
 MAX_DEADLINE_S: Final = 3_650 * 86_400.0
 LEAST_GROWTH: Final = 1.25
 """Factor between two numbers of replicas that are tried, at least: each try is a simulation."""
+NUM_BELOW: Final = 3
+"""Numbers below the one that was found that are tried at most: few long answers may lie luckily there."""
 
 _SECONDS: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0}
 _DEADLINE: Final = re.compile(r"(?:\d+(?:\.\d+)?[dhms])+\Z")
@@ -52,10 +54,12 @@ def replicas_for(
     duration_of: Callable[[int], float],
     max_num_replicas: int = MAX_NUM_REPLICAS,
 ) -> ReplicaCount:
-    """Finds the smallest number of replicas whose slowest one ends by the deadline.
+    """Finds a small number of replicas whose slowest one ends by the deadline.
 
-    Durations are taken to fall with the number of replicas. The number grows by what is missing until it is
-    in time, then the gap to the last one that was late is halved.
+    The number grows by what is missing until it is in time, then the gap to the last one that was late is
+    halved. That is the smallest where durations fall with the number. They need not where a few long answers
+    decide: so the `NUM_BELOW` untried numbers under it are tried as well, as far as an equal share of what
+    one replica takes would be in time. What is found is always in time; a smaller one may be, too.
 
     Args:
         deadline_s: seconds that the slowest replica may take.
@@ -82,4 +86,11 @@ def replicas_for(
             number = middle
         else:
             late = middle
+    below = [untried for untried in range(number - 1, 0, -1) if untried not in durations][:NUM_BELOW]
+    for untried in below:
+        if durations[1] / untried > deadline_s:
+            break
+        durations[untried] = duration_of(untried)
+        if durations[untried] <= deadline_s:
+            number = untried
     return ReplicaCount(number, durations)

@@ -46,6 +46,19 @@ def test_the_smallest_number_that_is_in_time_is_found(curve: str, deadline_s: fl
     assert found.durations_s == {number: duration_of(number) for number in asked}
 
 
+def test_a_smaller_number_in_time_is_found_where_durations_do_not_fall_evenly() -> None:
+    # What a few long answers make of it: 7 replicas happen to be in time, 8 and 9 are not.
+    uneven = {1: 400.0, 2: 220.0, 3: 170.0, 4: 160.0, 5: 150.0, 6: 104.0, 7: 98.0, 8: 105.0, 9: 102.0}
+    found = replicas_for(99.0, lambda number: uneven.get(number, 90.0))
+    assert found.num_replicas == 7
+
+
+def test_numbers_that_even_sharing_would_not_bring_in_time_are_not_tried() -> None:
+    found = replicas_for(250.0, lambda number: 1_000 / number * (1 + 0.2 * (number == 4)))
+    assert found.num_replicas == 5
+    assert min(found.durations_s.keys() - {1}) >= 4
+
+
 def test_a_deadline_that_no_number_meets_ends_the_search_at_the_largest() -> None:
     asked: list[int] = []
 
