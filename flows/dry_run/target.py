@@ -54,7 +54,8 @@ def target_of(
 
     A model that is larger than what the profile was made with takes its room from KV. Where too little is
     left it is run by tensor parallelism on 2, 4, 8, … devices; communication between them is not counted.
-    With fewer KV heads than devices, and with latent KV, devices keep copies, so that less of it fits.
+    With fewer KV heads than devices, and with latent KV, devices keep copies, so that less of it fits. Heads
+    are never cut: engines refuse numbers of devices that do not go into them.
 
     Args:
         model: what runs.
@@ -63,9 +64,18 @@ def target_of(
         tensor_parallel: devices of a replica; None takes the smallest of those numbers.
 
     Raises:
-        ConfigurationError: no number of devices is enough, or not the one asked for.
+        ConfigurationError: no number of devices is enough, or not the one asked for, or it would cut heads.
     """
-    numbers = _NUMBERS_OF_DEVICES if tensor_parallel is None else (tensor_parallel,)
+    if tensor_parallel is None:
+        numbers = tuple(number for number in _NUMBERS_OF_DEVICES if _shares_heads(model, number))
+    elif _shares_heads(model, tensor_parallel):
+        numbers = (tensor_parallel,)
+    else:
+        sharing = (number for number in range(1, MAX_TENSOR_PARALLEL + 1) if _shares_heads(model, number))
+        raise ConfigurationError(
+            f"{count_text(tensor_parallel, 'device')} cannot share the heads of {model.name}; name one of "
+            f"{', '.join(map(str, sharing))}."
+        )
     weights = model.num_parameters * model.dtype_bytes
     for num_devices in numbers:
         excess = max(weights - PROFILED_WEIGHT_BYTES * num_devices, 0)
@@ -84,6 +94,14 @@ def target_of(
     device = replace(device, kv_capacity_bytes=kv_bytes)
     limits = _limits(model, device, block_size, LARGE_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
     return Target(model, device, limits, num_devices)
+
+
+def _shares_heads(model: ModelSpec, num_devices: int) -> bool:
+    """Whether so many devices get equal numbers of attention heads, and of KV heads or of their copies."""
+    if model.num_heads % num_devices:
+        return False
+    is_copied = model.latent_kv_size is not None or num_devices % model.num_kv_heads == 0
+    return is_copied or model.num_kv_heads % num_devices == 0
 
 
 def _limits(

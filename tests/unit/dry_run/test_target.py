@@ -48,6 +48,36 @@ def test_a_number_of_devices_may_be_asked_for(a100: DeviceProfile) -> None:
         target_of(model, a100, block_size=16, tensor_parallel=1)
 
 
+@pytest.mark.parametrize("num_devices", [3, 5, 6, 7, 12])
+def test_devices_that_would_cut_heads_are_refused_with_the_numbers_that_do_not(
+    a100: DeviceProfile, num_devices: int
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        target_of(model_spec_preset("llama-3.1-8b"), a100, block_size=16, tensor_parallel=num_devices)
+    assert refused.value.message == (
+        f"{num_devices} devices cannot share the heads of llama-3.1-8b; name one of 1, 2, 4, 8, 16, 32."
+    )
+
+
+def test_attention_heads_are_not_cut_either_nor_where_kv_is_latent(a100: DeviceProfile) -> None:
+    model = replace(model_spec_preset("llama-3.1-8b"), num_heads=24, num_kv_heads=8)
+    target = target_of(model, a100, block_size=16, tensor_parallel=24)
+    assert target.tensor_parallel == 24
+    with pytest.raises(ConfigurationError, match=r"name one of 1, 2, 4, 8, 24\."):
+        target_of(model, a100, block_size=16, tensor_parallel=16)
+    latent = replace(model_spec_preset("deepseek-v3"), num_heads=128)
+    assert target_of(latent, a100, block_size=16, tensor_parallel=32).tensor_parallel == 32
+    with pytest.raises(ConfigurationError, match="cannot share the heads of deepseek-v3"):
+        target_of(latent, a100, block_size=16, tensor_parallel=24)
+
+
+def test_the_number_of_devices_that_is_chosen_cuts_no_head(a100: DeviceProfile) -> None:
+    model = replace(model_spec_preset("llama-3.1-70b"), num_heads=4, num_kv_heads=4)
+    assert target_of(model, a100, block_size=16).tensor_parallel == 4
+    with pytest.raises(ConfigurationError, match="does not fit 2 devices"):
+        target_of(replace(model, num_heads=2, num_kv_heads=2), a100, block_size=16)
+
+
 def test_a_larger_device_needs_fewer(a100: DeviceProfile) -> None:
     model = model_spec_preset("llama-3.1-70b")
     assert target_of(model, load_device_profile("h200"), block_size=16).tensor_parallel == 2
