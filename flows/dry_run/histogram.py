@@ -35,7 +35,8 @@ class DensityBin:
 def density_bins(plan: Plan, target: Target) -> tuple[DensityBin, ...]:
     """Returns bins that cover every density and hold every request of the plan.
 
-    Edges are powers of two, as far apart as keeps the bins within `MAX_NUM_BINS`.
+    Edges are powers of two, as far apart as keeps the bins within `MAX_NUM_BINS`. One of them is 1, where
+    compute takes over from memory, if there are requests on both sides of it.
     """
     memory = memory_s(
         target.model,
@@ -49,7 +50,9 @@ def density_bins(plan: Plan, target: Target) -> tuple[DensityBin, ...]:
     low = math.floor(powers.min())
     high = max(math.ceil(powers.max()), low + 1)
     width = math.ceil((high - low) / (MAX_NUM_BINS - 1))
-    inner = 2.0 ** np.arange(low + width, high + width, width, dtype=np.float64)
+    # Multiples of the width have 0 among them, and 2 to the 0 is 1.
+    first = (low // width + 1) * width
+    inner = 2.0 ** np.arange(first, high + 1, width, dtype=np.float64)
     place = np.searchsorted(inner, density, side="right")
     edges = [0.0, *inner.tolist(), math.inf]
     counts = np.bincount(place, minlength=len(edges) - 1)

@@ -9,9 +9,11 @@ import pytest
 
 from blend_core.errors import PlanError
 from blend_core.partition import sub_plan
+from blend_core.performance import memory_s
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.forecast import FORECAST_POLICIES, forecast
+from flows.dry_run.histogram import MAX_NUM_BINS, density_bins
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
 from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of, requests_that_fit
@@ -157,6 +159,27 @@ def test_histogram_bins_hold_every_request_once(workload: MakeWorkload) -> None:
     assert sum(entry.memory_s for entry in bins) == pytest.approx(told.summary.memory_s)
     dense = sum(entry.num_requests for entry in bins if entry.low >= 8)
     assert dense == 400, "the short answers, and only they"
+
+
+@pytest.mark.parametrize("lowest", [-1.0, -2.5, -3.0, -6.0])
+@pytest.mark.parametrize("highest", [0.0, 1.5, 15.0, 24.5])
+def test_bins_break_at_one_where_requests_lie_on_both_sides(
+    workload: MakeWorkload, lowest: float, highest: float
+) -> None:
+    load = workload(60)
+    plan = load.plan("dfs")
+    read_s = memory_s(
+        load.target.model,
+        load.target.device,
+        plan.num_prompt_tokens,
+        plan.estimated_output_tokens,
+        plan.estimated_output_tokens_sq,
+    )
+    powers = np.linspace(lowest, highest, 60)
+    bins = density_bins(replace(plan, compute_s=read_s * 2.0**powers * (1 + 1e-12)), load.target)
+    assert len(bins) <= MAX_NUM_BINS
+    assert 1.0 in [entry.low for entry in bins]
+    assert sum(entry.num_requests for entry in bins if entry.low < 1) == (powers < 0).sum()
 
 
 def test_one_density_is_one_story(mixed: Callable[..., RequestArrays], workload: MakeWorkload) -> None:
