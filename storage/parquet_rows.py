@@ -50,8 +50,8 @@ class ParquetRows:
         """Reads the file's footer; `file` is closed with this, and here if it is no good.
 
         Raises:
-            SourceError: it is damaged, cut off or encrypted, or names two columns alike. Errors of `file`
-                itself pass through.
+            SourceError: it is damaged, cut off or encrypted, names two columns alike, or one in no UTF-8.
+                Errors of `file` itself pass through.
         """
         self._file = file
         self._uri = uri
@@ -72,6 +72,11 @@ class ParquetRows:
             twice = sorted(name for name, number in Counter(self.columns).items() if number > 1)
             if twice:
                 raise SourceError(f"{uri} has the column {twice[0]} twice; name its columns apart.", uri=uri)
+        except UnicodeDecodeError as error:
+            file.close()
+            raise SourceError(
+                f"{uri} has a column whose name is not UTF-8; give its columns names in UTF-8.", uri=uri
+            ) from error
         except BaseException:
             file.close()
             raise

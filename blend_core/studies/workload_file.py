@@ -48,7 +48,13 @@ def read_workload(path: Path) -> Workload:
             f"{path.name}: preset is null in {count_text(preset.null_count, 'row')}; make it true or false."
         )
     is_preset = np.asarray(preset, dtype=np.bool_)
-    requests = _requests(path, table.column("prefix_path").to_pylist(), prompt, output, is_preset)
+    try:
+        paths = table.column("prefix_path").to_pylist()
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path.name}: a segment id of prefix_path is not UTF-8; make ids UTF-8 text or whole numbers."
+        ) from error
+    requests = _requests(path, paths, prompt, output, is_preset)
     return Workload(path.stem, requests, output, "real")
 
 
@@ -64,6 +70,10 @@ def _read_table(path: Path) -> pa.Table:
             for name, expected in COLUMNS.items():
                 _check_column(path, schema, name, expected)
             return file.read(columns=list(COLUMNS), use_threads=False)
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} has a column whose name is not UTF-8; give its columns names in UTF-8."
+        ) from error
     except pa.ArrowInvalid as error:
         raise ConfigurationError(
             f"{path} is no Parquet file, or a damaged one; write it with the columns {', '.join(COLUMNS)}."

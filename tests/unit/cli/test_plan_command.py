@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from blend_core.specs import load_device_profile, save_device_profile
@@ -262,6 +264,19 @@ def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..
     assert ran.status == 1
     assert "blend validate" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_parquet_file_with_a_column_name_that_is_no_text_is_wrong_usage(
+    blend: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "requests.parquet"
+    pq.write_table(pa.table({"QQQQ": ["a"]}), file)
+    file.write_bytes(file.read_bytes().replace(b"QQQQ", b"Q\xff\xfeQ"))
+    for command in ("plan", "validate"):
+        ran = blend(command, str(file))
+        assert ran.status == 2
+        assert "a column whose name is not UTF-8" in ran.stderr
+        assert ran.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,9 @@ def damaged(kind: str) -> bytes:
     if kind == "two columns":
         table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
         return file_of(table).getvalue()
+    if kind in ("column name", "field name"):
+        names = {"column name": pa.table({"QQQQ": ["a"]}), "field name": pa.table({"a": [{"QQQQ": "a"}]})}
+        return file_of(names[kind]).getvalue().replace(b"QQQQ", b"Q\xff\xfeQ")
     if kind == "encrypted":
         return b"PARE" + bytes(content[4:])
     content[200:3_000] = b"\xff" * 2_800
@@ -117,6 +120,8 @@ def damaged(kind: str) -> bytes:
     ("page", r"damaged or cut off \(row group 1 of 1\)"),
     ("encrypted", "is encrypted"),
     ("two columns", "has the column a twice"),
+    ("column name", "a column whose name is not UTF-8"),
+    ("field name", "a column whose name is not UTF-8"),
 ])  # fmt: skip
 def test_a_file_that_cannot_be_read_is_a_source_error(kind: str, reason: str) -> None:
     with pytest.raises(SourceError, match=reason), ParquetRows(io.BytesIO(damaged(kind)), "s3://b/t") as rows:

@@ -115,6 +115,20 @@ def test_each_way_not_to_be_a_workload_has_a_sentence_of_its_own(tmp_path):
             read_workload(place)
 
 
+def test_text_that_is_not_utf8_is_refused(tmp_path):
+    named = [[["QQQQ", 64]], [], []]
+    pairs = [[{"id": pair[0], "tokens": pair[1]} for pair in path] for path in named]
+    for columns, message in (
+        (ROWS | {"prefix_path": pairs}, "night.parquet: a segment id of prefix_path is not UTF-8; make"),
+        (ROWS | {"QQQQ": [1, 2, 3]}, "night.parquet has a column whose name is not UTF-8; give"),
+    ):
+        file = tmp_path / "night.parquet"
+        pq.write_table(pa.table(columns), file, compression="none", write_statistics=False)
+        file.write_bytes(file.read_bytes().replace(b"QQQQ", b"Q\xff\xfeQ"))
+        with pytest.raises(ConfigurationError, match=message):
+            read_workload(file)
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     names = ["preset", *ROWS]
     columns = [pa.array(ROWS[name]) for name in names]
