@@ -9,17 +9,18 @@ import typer
 from blend_core.errors import BlendError, ConfigurationError
 from flows.cli import (
     bench,
-    check,
     database,
     demo,
     inspect,
     models,
     nights,
+    plan,
     profile,
     run,
     stack,
     status,
     upload,
+    validate,
 )
 from flows.cli.output import print_json, print_line, tell
 
@@ -71,7 +72,21 @@ def blend(
     """
 
 
-for group in (demo, stack, upload, run, check, status, inspect, nights, profile, bench, database, models):
+for group in (
+    demo,
+    stack,
+    upload,
+    run,
+    validate,
+    plan,
+    status,
+    inspect,
+    nights,
+    profile,
+    bench,
+    database,
+    models,
+):
     group.register(app)
 
 

@@ -1,24 +1,15 @@
-"""`blend validate` and `blend plan`: look at requests before anything runs."""
+"""`blend plan`: what a job would take, before anything runs."""
 
-from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from blend_core.errors import ConfigurationError
-from blend_core.wording import count_text
 from flows.cli.output import Json, print_json, print_line, tell
 from flows.numbers import MAX_TOKENS
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="OpenAI Batch JSONL (plain, gzip or zstd) or Parquet: a local file or s3://bucket/key.",
-    ),
-]
 SECONDS_BETWEEN_NOTES = 3.0
 
 
@@ -30,81 +21,8 @@ class EngineKind(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command()(validate)
+    """Adds the command."""
     app.command()(plan)
-
-
-def validate(
-    source: Source,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Check as a job of this model with `strict_model` does: other models are refused, and "
-            "prompts are tokenised and their lengths checked if it is a model of the store or a folder."
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Check a request file line by line.
-
-    Prints each bad line (or row, of Parquet) with its number, code and reason. Needs neither services nor a
-    model. Blank lines do not count. How many tokens a prompt has, only the model's tokenizer knows:
-    prompts too long for it are found with --model where its files are here, else when the job runs.
-    Exits with 0 whatever it finds: a job goes on beside bad lines. A gate asks --json for "invalid".
-
-    \b
-    Examples:
-      blend validate requests.jsonl
-      blend validate requests.jsonl.gz --json
-      blend validate requests.parquet --model smollm2-135m
-    """
-    from flows.cli.source_items import source_items
-    from flows.dry_run.lines import checked_items, tokenised_items
-    from flows.dry_run.model import find_tokenizer
-    from flows.ingest.parse import ParseOptions
-    from flows.settings import load_settings
-
-    options = ParseOptions(model or "", strict_model=model is not None)
-    found = None if model is None else find_tokenizer(load_settings(), model)
-    lines = checked_items(source_items(source, options))
-    if found is not None:
-        lines = tokenised_items(lines, found.tokenizer, found.max_model_len)
-    errors: list[dict[str, Any]] = []
-    total = 0
-    for line in lines:
-        total += 1
-        if line.code is not None:
-            errors.append(
-                {
-                    "line": line.number,
-                    "custom_id": line.custom_id,
-                    "code": line.code.value,
-                    "reason": line.reason,
-                }
-            )
-
-    codes = Counter(error["code"] for error in errors)
-    if json:
-        print_json(
-            {
-                "source": source,
-                "total": total,
-                "valid": total - len(errors),
-                "invalid": len(errors),
-                "lengths_checked": found is not None,
-                "error_codes": dict(codes.most_common()),
-                "errors": errors,
-            }
-        )
-        return
-    for error in errors:
-        name = f" ({error['custom_id']})" if error["custom_id"] is not None else ""
-        print_line(f"line {error['line']}{name}: {error['code']}: {error['reason']}")
-    print_line(
-        f"{count_text(total, 'request')}: {total - len(errors):,} valid, {len(errors):,} invalid"
-        f"{'' if found is not None else _lengths_untold(model)}"
-    )
 
 
 def plan(
@@ -194,23 +112,12 @@ def plan(
 
     import time
 
-    import numpy as np
-
     from blend_core.specs import load_device_profile
     from flows.cli.plan_source import PlanOptions, read_job, read_source
+    from flows.cli.plan_workload import workload_of
     from flows.dry_run.deadline import seconds_of
     from flows.dry_run.forecast import forecast
-    from flows.dry_run.lengths import (
-        lengths_by_bounds,
-        lengths_by_earlier_nights,
-        lengths_by_mean,
-        lengths_by_record,
-    )
     from flows.dry_run.plan_report import PlanReport, plan_json, plan_text
-    from flows.dry_run.target import own_target, target_of
-    from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of, requests_that_fit
-    from flows.job_parts import JobOptions
-    from flows.serving import Serving
     from flows.settings import load_settings
 
     settings = load_settings()
@@ -223,34 +130,16 @@ def plan(
         if job_id is not None
         else read_source(settings, source or "", options, note)
     )
-    target = (
-        own_target(asked.model, profile, Serving.of(settings.engine, JobOptions()))
-        if device is None
-        else target_of(asked.model, profile, settings.engine.block_size)
-    )
-    requests = requests_that_fit(asked.requests, target)
-    note(f"building the prefix tree of {len(requests):,} prompts")
-    tree = prefix_tree_of(requests, target)
-    priors = asked.priors.take(np.searchsorted(asked.requests.seq, requests.seq))
-    rng = np.random.default_rng(0)
-    if expected_output_tokens is not None:
-        lengths = lengths_by_mean(requests, expected_output_tokens, rng)
-    elif asked.recorded:
-        lengths = lengths_by_record(requests, tree, asked.recorded, rng)
-    elif (priors.telling() >= 0).any():
-        lengths = lengths_by_earlier_nights(requests, tree, priors, rng)
-    else:
-        lengths = lengths_by_bounds(requests, tree, rng)
-    workload = Workload(
-        requests,
-        tree,
-        lengths,
-        target,
+    workload = workload_of(
+        asked,
+        settings,
+        profile,
+        is_own_engine=device is None,
+        expected_output_tokens=expected_output_tokens,
         overlap=engine is EngineKind.OVERLAP,
-        size=QUICK if quick else SimulationSize(),
-        num_too_large=len(asked.requests) - len(requests),
+        quick=quick,
+        on_progress=note,
     )
-    told = forecast(workload, asked.policy.value, deadline_s, note)
     report = PlanReport(
         source=source or f"job {job_id}",
         num_bad=asked.num_bad,
@@ -258,19 +147,12 @@ def plan(
         counted_with_tokenizer=asked.counted_with_tokenizer,
         expected_output_tokens=expected_output_tokens,
         workload=workload,
-        forecast=told,
+        forecast=forecast(workload, asked.policy.value, deadline_s, note),
     )
     if json:
         print_json(plan_json(report))
     else:
         print_line(plan_text(report))
-
-
-def _lengths_untold(model: str | None) -> str:
-    """Why the lengths of prompts were not checked, behind a count."""
-    if model is None:
-        return "; lengths of prompts are not checked without --model"
-    return f"; lengths of prompts are not checked, {model} is not here with its tokenizer"
 
 
 def _notes(clock: Callable[[], float]) -> Callable[[str], None]:
