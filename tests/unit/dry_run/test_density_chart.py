@@ -3,7 +3,7 @@
 import math
 
 from flows.dry_run.histogram import DensityBin
-from flows.dry_run.plan_report import BAR_WIDTH, density_chart
+from flows.dry_run.plan_tables import BAR_WIDTH, density_chart
 
 
 def test_a_bar_is_as_long_as_the_share_before_it() -> None:
