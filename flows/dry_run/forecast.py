@@ -21,8 +21,8 @@ class PolicyForecast:
         prefix_sharing: share of prompt tokens that neighbours in its order share.
         estimated_duration_s: simulated.
         fraction_of_optimum: the practical optimum over that duration.
-        simulated_sharing: share of prompt tokens served from the cache in the simulation.
-        num_preempted: preemptions in the simulation.
+        simulated_sharing: share of prompt tokens served from the cache, of those that were simulated.
+        num_preempted: preemptions of those that were simulated.
         num_refused: requests that need more KV than there is.
         num_simulated: requests that were simulated; fewer than there are where a sample stands for all.
     """

@@ -153,7 +153,7 @@ def _reservations(report: PlanReport) -> list[Fact]:
             (
                 "sample",
                 f"some {told.expected.num_simulated:,} of {told.summary.num_requests:,} requests were "
-                "simulated, and their duration scaled by their share of the work",
+                "simulated, and what grows with the work was scaled by their share of it",
             )
         )
     num_refused = told.expected.num_refused

@@ -15,6 +15,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 def policy_table(told: Forecast) -> str:
     """What each policy takes."""
     headers = ("policy", "duration", "seconds", "of optimum", "sharing planned", "simulated", "preempted")
+    num_requests = told.summary.num_requests
     rows = [
         (
             entry.policy,
@@ -22,9 +23,9 @@ def policy_table(told: Forecast) -> str:
             seconds_text(entry.estimated_duration_s, num_decimals=1),
             percent_text(entry.fraction_of_optimum),
             percent_text(entry.prefix_sharing),
-            # That of a sample is not that of the whole: its stretches share more, or less.
-            "-" if entry.num_simulated < told.summary.num_requests else percent_text(entry.simulated_sharing),
-            entry.num_preempted,
+            # Those of a sample are not those of the whole: its stretches share more, or less.
+            percent_text(entry.simulated_sharing) if entry.num_simulated == num_requests else None,
+            entry.num_preempted if entry.num_simulated == num_requests else None,
         )
         for entry in told.policies
     ]

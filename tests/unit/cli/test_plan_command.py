@@ -214,7 +214,10 @@ def test_of_a_large_file_a_sample_is_simulated_and_said_so(
     whole = planned(file, *ON_A100)
     assert not whole["is_sample"]
     assert told["estimated_duration_s"] == pytest.approx(whole["estimated_duration_s"], rel=0.2)
-    assert "of 5,200 requests were simulated" in blend("plan", file, *ON_A100, "--quick").stdout
+    shown = blend("plan", file, *ON_A100, "--quick").stdout
+    assert "of 5,200 requests were simulated" in shown
+    table = [line.split() for line in shown.splitlines() if line.startswith(FORECAST_POLICIES)]
+    assert [row[-2:] for row in table] == [["-", "-"]] * len(FORECAST_POLICIES)
 
 
 def test_the_same_file_gives_the_same_plan(
