@@ -130,7 +130,8 @@ def _reservations(report: PlanReport) -> list[Fact]:
     """The deadline, and how far the figures hold; nothing where there is nothing to say."""
     told, num_devices = report.forecast, report.workload.target.tensor_parallel
     rows: list[Fact] = []
-    if max(entry.fraction_of_optimum for entry in told.policies) > 1:
+    # A sample's duration may come out under the optimum, too, and that says nothing about the optimum.
+    if not report.is_sample and max(entry.fraction_of_optimum for entry in told.policies) > 1:
         rows.append(
             (
                 "optimum",

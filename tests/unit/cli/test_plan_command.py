@@ -104,6 +104,16 @@ def test_an_optimum_that_is_longer_than_the_run_is_explained(
     assert "no bound" not in blend("plan", write(*mixed_lines(20)), *ON_A100).stdout
 
 
+def test_an_optimum_that_only_a_sample_comes_in_under_is_not_explained(
+    blend: Callable[..., Any], planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    lines = [chat(str(number), f"{number:05} " * 40, max_tokens=1) for number in range(5_200)]
+    arguments = (write(*lines), *ON_A100, "--engine", "overlap", "--quick")
+    told = planned(*arguments)
+    assert max(entry["fraction_of_optimum"] for entry in told["policies"]) > 1
+    assert "no bound" not in blend("plan", *arguments).stdout
+
+
 def test_a_gzip_file_gives_the_same_plan(
     planned: Callable[..., dict[str, Any]], write: Callable[..., str]
 ) -> None:
