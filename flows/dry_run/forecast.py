@@ -143,9 +143,9 @@ def _deadline(
     def duration_of(num_replicas: int) -> float:
         if num_replicas == 1:
             return expected_s
-        title = f"{num_replicas} replicas"
-        on_progress(f"planning for {title}")
-        return workload.simulate_replicas(plan, num_replicas, _named(title, on_progress)).duration_s
+        on_progress(f"planning for {num_replicas} replicas")
+        named = _named(f"one of {num_replicas} replicas", on_progress)
+        return workload.simulate_replicas(plan, num_replicas, named).duration_s
 
     found = replicas_for(deadline_s, duration_of, most)
     number = found.num_replicas

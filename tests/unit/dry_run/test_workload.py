@@ -129,6 +129,16 @@ def test_a_forecast_says_how_far_each_simulation_is(workload: MakeWorkload) -> N
         assert f"{policy}: 1,000 of 1,200 requests simulated" in told
 
 
+def test_progress_of_replicas_is_that_of_one_of_them(workload: MakeWorkload) -> None:
+    told: list[str] = []
+    load = workload(1_200)
+    alone_s = load.simulate(load.plan("dfs"), silent).duration_s
+    forecast(load, "dfs", alone_s * 0.9, told.append)
+    of_replicas = [text for text in told if "replicas: " in text]
+    assert of_replicas
+    assert all(text.startswith("one of 2 replicas: 500 of ") for text in of_replicas)
+
+
 def test_overlap_is_never_slower(workload: MakeWorkload) -> None:
     in_sequence = forecast(workload(1_500), "dual_scan", None, silent)
     overlapped = forecast(workload(1_500, overlap=True), "dual_scan", None, silent)
