@@ -145,6 +145,18 @@ def test_a_known_mean_takes_the_place_of_the_bounds(
     assert better["estimated_duration_s"] < assumed["estimated_duration_s"] / 2
 
 
+def test_a_mean_that_max_tokens_cuts_is_told_as_it_is_simulated(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    file = write(*[chat(str(number), f"Say {number}.", max_tokens=10) for number in range(5)])
+    cut = planned(file, *ON_A100, "--expected-output-tokens", "500")["output_lengths"]["assumption"]
+    assert cut.endswith(
+        "500 tokens in the mean, and none more than its max_tokens: 10 in the mean as simulated"
+    )
+    known = planned(write(chat("a", "x", max_tokens=3)), *ON_A100, "--expected-output-tokens", "3")
+    assert known["output_lengths"]["assumption"].endswith("none more than its max_tokens")
+
+
 def test_fixed_lengths_are_no_assumption(
     planned: Callable[..., dict[str, Any]], write: Callable[..., str]
 ) -> None:
