@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from blend_core.errors import PlanError
 from blend_core.prefix_tree import PrefixTree
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile
@@ -49,6 +50,12 @@ def workload_of(
         ConfigurationError: the model does not fit the device.
         PlanError: no request fits, or there is none.
     """
+    if len(asked.requests) == 0:
+        raise PlanError(
+            "No line holds a request that can be planned; `blend validate --model NAME` names each fault."
+            if asked.num_bad
+            else "There is no line and no row to plan; give the source a request in each."
+        )
     target = (
         own_target(asked.model, profile, Serving.of(settings.engine, JobOptions()))
         if is_own_engine

@@ -242,15 +242,7 @@ def _fits(
 
 
 def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:
-    """Returns the prefix tree of the requests.
-
-    Raises:
-        PlanError: there is no request.
-    """
-    if len(requests) == 0:
-        raise PlanError(
-            "No line holds a request that can be planned; `blend validate --model NAME` names each fault."
-        )
+    """Returns the prefix tree of the requests, at least one."""
     return build_prefix_tree(requests, target.limits.block_size)
 
 

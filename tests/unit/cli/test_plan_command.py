@@ -285,10 +285,13 @@ def test_a_profile_no_device_can_have_is_refused_by_field_value_and_range(
 
 
 def test_a_plan_of_nothing_says_so(blend: Callable[..., Any], write: Callable[..., str]) -> None:
-    ran = blend("plan", write(b"nope"), *ON_A100)
-    assert ran.status == 1
-    assert "blend validate" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    wrong = blend("plan", write(b"nope"), *ON_A100)
+    empty = blend("plan", write(b""), *ON_A100)
+    assert (wrong.status, empty.status) == (1, 1)
+    assert "No line holds a request that can be planned; `blend validate" in wrong.stderr
+    assert "There is no line and no row to plan" in empty.stderr
+    assert "blend validate" not in empty.stderr
+    assert "Traceback" not in wrong.stderr + empty.stderr
 
 
 def test_a_parquet_file_with_a_column_name_that_is_no_text_is_wrong_usage(

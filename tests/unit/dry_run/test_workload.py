@@ -197,12 +197,6 @@ def test_one_density_is_one_story(mixed: Callable[..., RequestArrays], workload:
     assert [entry.num_requests for entry in told.density_bins if entry.num_requests] == [1]
 
 
-def test_nothing_to_plan_points_to_validate(mixed: Callable[..., RequestArrays], a100: Target) -> None:
-    nothing = mixed(1).take(np.empty(0, dtype=np.int64))
-    with pytest.raises(PlanError, match="blend validate"):
-        prefix_tree_of(nothing, a100)
-
-
 def test_requests_that_no_kv_holds_are_left_out(mixed: Callable[..., RequestArrays], a100: Target) -> None:
     requests = mixed(30)
     tight = replace(a100, limits=replace(a100.limits, num_blocks=20))  # 320 tokens: prompts have 50 or 360
