@@ -98,9 +98,10 @@ class LookAhead:
         head = head_of()
         if head is None:
             return
-        # What did not fit in this step does not fit beside one more.
+        # What does not fit beside nothing never will; what did not in this step does not beside one more.
+        is_alone = self._ledger.num_running[RIGHT] == 0
         blocked = head, self._ledger.clock, limit_tokens
-        if not self._looks_ahead or (blocked != self._blocked and self._fits(head, limit_tokens)):
+        if not self._looks_ahead or is_alone or (blocked != self._blocked and self._fits(head, limit_tokens)):
             self.candidate = head
             return
         self._blocked = blocked

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import PlanError
-from blend_core.performance import StepCost, WorkTotals, optimum_of_totals_s, step_cost
+from blend_core.performance import StepCost, WorkTotals, num_kv_blocks, optimum_of_totals_s, step_cost
 from blend_core.specs import DeviceProfile, ModelSpec
 from blend_core.studies import trace_lengths
 from blend_core.studies.pools import (
@@ -21,6 +21,7 @@ from blend_core.studies.pools import (
     alternating,
     block_trace,
     concatenated,
+    cut_to_kv,
     few_shot,
     generated,
     resampled,
@@ -84,6 +85,12 @@ class Setting:
     block_size: int
     hours: float
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """KV of the device in tokens."""
+        num_blocks = num_kv_blocks(self.model, self.device.kv_capacity_bytes, self.block_size)
+        return num_blocks * self.block_size
+
 
 def paper_mix(
     traces: Path | None, name: str, density: float, prefix_sharing: float, *, preset: bool = True
@@ -143,13 +150,13 @@ def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
     """Draws the requests of a mix; the same seed gives the same workload.
 
     A kind that has fewer requests than the mix asks for is used up, and the others are cut to keep the
-    density.
+    density. Answers end where KV does, as those of an engine with so much of it would.
 
     Raises:
         PlanError: no numbers of these kinds reach the density and the sharing.
     """
     children = np.random.SeedSequence(seed).spawn(len(mix.draws) + 1)
-    kinds = [_Kind(draw, child, setting.block_size) for draw, child in zip(mix.draws, children, strict=False)]
+    kinds = [_Kind(draw, child, setting) for draw, child in zip(mix.draws, children, strict=False)]
     counts = _first_counts(mix, setting, kinds)
     best, least_miss = counts, np.inf
     for num_rounds in range(_MAX_ROUNDS):
@@ -179,12 +186,22 @@ class _Kind:
     earlier rows only, so that a head's sums are read off running ones.
     """
 
-    __slots__ = ("_block_size", "_draw", "_longest", "_pool", "_seed", "_sums", "is_used_up")
+    __slots__ = (
+        "_block_size",
+        "_draw",
+        "_longest",
+        "_num_kv_tokens",
+        "_pool",
+        "_seed",
+        "_sums",
+        "is_used_up",
+    )
 
-    def __init__(self, draw: Draw, seed: np.random.SeedSequence, block_size: int) -> None:
+    def __init__(self, draw: Draw, seed: np.random.SeedSequence, setting: Setting) -> None:
         self._draw = draw
         self._seed = seed
-        self._block_size = block_size
+        self._block_size = setting.block_size
+        self._num_kv_tokens = setting.num_kv_tokens
         self.is_used_up = False
         self._take(_PILOT_ROWS)
 
@@ -214,7 +231,8 @@ class _Kind:
     def _take(self, num_rows: int) -> None:
         # A generator over a fresh sequence: `spawn` of a used one would give other children.
         fresh = np.random.SeedSequence(self._seed.entropy, spawn_key=self._seed.spawn_key)
-        self._pool = self._draw(np.random.default_rng(fresh), num_rows)
+        drawn = self._draw(np.random.default_rng(fresh), num_rows)
+        self._pool = cut_to_kv(drawn, self._num_kv_tokens)
         self.is_used_up = len(self._pool) < num_rows
         prompt = self._pool.requests.num_prompt_tokens.astype(np.float64)
         output = self._pool.num_output_tokens.astype(np.float64)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from blend_core.errors import PlanError
 from blend_core.segment_requests import SegmentRequests
 from blend_core.studies.trace_lengths import BlockTrace, FewShotLengths, TraceLengths
 
@@ -28,6 +29,30 @@ class Pool:
 
 Draw = Callable[[np.random.Generator, int], Pool]
 """Makes a pool of that many rows."""
+
+
+def cut_to_kv(pool: Pool, num_kv_tokens: int) -> Pool:
+    """Returns the pool with answers that end where KV does: the last token of one is never read.
+
+    Raises:
+        PlanError: KV does not hold a prompt.
+    """
+    requests = pool.requests
+    most = num_kv_tokens + 1 - requests.num_prompt_tokens
+    if (most < 1).any():
+        raise PlanError(
+            f"KV has room for {num_kv_tokens:,} tokens and a prompt has "
+            f"{int(requests.num_prompt_tokens.max()):,}; name a larger device."
+        )
+    if (pool.num_output_tokens <= most).all():
+        return pool
+    output = np.minimum(pool.num_output_tokens, most)
+    is_preset = requests.min_tokens == requests.max_tokens
+    low, high = (
+        np.where(is_preset, output, bound).astype(np.int32)
+        for bound in (requests.min_tokens, requests.max_tokens)
+    )
+    return Pool(replace(requests, min_tokens=low, max_tokens=high), output)
 
 
 def resampled(lengths: TraceLengths, *, preset: bool = False) -> Draw:

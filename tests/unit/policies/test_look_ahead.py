@@ -32,6 +32,8 @@ class Right:
         self.sides = WaitingSides(self.ledger, plan.step_times)
         self.sides.take(plan, self.ledger.take(plan))
         self.ahead = LookAhead(self.ledger, self.sides, rules)
+        # Something else of the side is in flight, so small that it does not count.
+        self.ledger.num_running[Side.RIGHT] = 1
 
     def look(self, head, limit_tokens):
         self.ahead.look(lambda: head, limit_tokens, REFRESH_AT)
@@ -56,6 +58,14 @@ def test_a_request_may_start_where_kv_has_room_up_to_the_end_of_its_answer(right
     assert right_of().look(SHORT, SHORT_AT_ITS_END - 1) is None
     assert right_of(replace(ALL_RULES, looks_ahead=False)).look(SHORT, 0) == SHORT
     assert right_of().look(None, 1e9) is None
+
+
+def test_a_request_that_has_no_room_by_itself_starts_once_the_side_has_nothing_in_flight(right_of):
+    right = right_of(replace(ALL_RULES, fills_gaps=False))
+    assert right.look(LONG, 100) is None
+    right.ledger.num_running[Side.RIGHT] = 0
+    right.ahead.forget(right.ledger.clock)
+    assert right.look(LONG, 100) == LONG
 
 
 def test_what_was_found_stays_found_and_what_was_not_is_looked_for_after_the_next_refresh(right_of):

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blend_core.errors import PlanError
 from blend_core.studies import trace_lengths
 from blend_core.studies.pools import (
     Draw,
@@ -12,6 +13,7 @@ from blend_core.studies.pools import (
     alternating,
     block_trace,
     concatenated,
+    cut_to_kv,
     few_shot,
     generated,
     resampled,
@@ -94,3 +96,22 @@ def test_mooncake_shares_what_its_block_ids_say(traces: Path) -> None:
     pool.requests.check_integrity()
     share = seen_tokens(pool.requests, 16).sum() / pool.requests.num_prompt_tokens.sum()
     assert 0.3 < share < 0.5
+
+
+@pytest.mark.parametrize("preset", [True, False])
+def test_answers_end_where_kv_does(preset: bool) -> None:
+    pool = generated(trace_lengths.video_like, preset=preset)(np.random.default_rng(1), 400)
+    cut = cut_to_kv(pool, 20_000)
+    num_kv_tokens = cut.requests.num_prompt_tokens + cut.num_output_tokens - 1
+    assert num_kv_tokens.max() == 20_000
+    is_cut = cut.num_output_tokens < pool.num_output_tokens
+    assert 0 < is_cut.sum() < 400
+    assert (cut.num_output_tokens[~is_cut] == pool.num_output_tokens[~is_cut]).all()
+    if preset:
+        assert (cut.requests.min_tokens == cut.num_output_tokens).all()
+        assert (cut.requests.max_tokens == cut.num_output_tokens).all()
+    else:
+        assert (cut.requests.max_tokens == pool.requests.max_tokens).all()
+    assert cut_to_kv(pool, 200_000) is pool
+    with pytest.raises(PlanError, match="name a larger device"):
+        cut_to_kv(pool, 50)
