@@ -73,6 +73,8 @@ def choose_group_samples(tree: PrefixTree, group: Ints, fraction: float, seed: i
 
     Like `choose_samples`, but of every kind: a kind that is a small part of the requests may be most of the
     work. Each gives its share, and `MIN_NUM_SAMPLES` at least, but never more than `MAX_SAMPLED_SHARE` of it.
+    In a small job the least is less: all kinds together give at most as much beyond their shares as these
+    come to. A sample runs apart from the requests that share its prefix, which is then computed twice.
 
     Args:
         tree: prefix tree of the job.
@@ -89,8 +91,10 @@ def choose_group_samples(tree: PrefixTree, group: Ints, fraction: float, seed: i
     chosen: list[Ints] = [np.empty(0, dtype=np.int64)]
     order = np.argsort(group, kind="stable")
     order = order[group[order] >= 0]
-    for places in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
-        wanted = max(math.ceil(fraction * len(places)), MIN_NUM_SAMPLES)
+    kinds = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+    least = min(MIN_NUM_SAMPLES, max(1, int(fraction * len(order) / len(kinds))))
+    for places in kinds:
+        wanted = max(math.ceil(fraction * len(places)), least)
         num_samples = min(wanted, math.ceil(MAX_SAMPLED_SHARE * len(places)))
         edges = np.linspace(0, len(places), num_samples + 1).astype(np.int64)
         if num_samples:

@@ -1,5 +1,6 @@
 """Which hidden requests are one kind, which of them are sampled, and how like ones are mixed."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -177,31 +178,34 @@ def samples_by_group(group: np.ndarray, fraction: float, seed: int = 0) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("size", "fraction", "expected"),
+    ("sizes", "fraction", "expected"),
     [
-        (10_000, 0.01, 100),
-        (1_000, 0.01, MIN_NUM_SAMPLES),
-        (MIN_GROUP_SIZE, 0.01, 16),
-        (4, 0.01, 1),
-        (1_000, 0.9, 250),
+        ((10_000,), 0.01, [100]),
+        ((64,), 0.01, [1]),
+        ((1_000,), 0.9, [250]),
+        ((4,), 0.01, [1]),
+        # A small kind gives the least, or a quarter of itself.
+        ((20_000, 200, 40), 0.01, [200, MIN_NUM_SAMPLES, 10]),
+        # The least is such that it comes to no more than all shares do.
+        ((1_000, 100), 0.01, [10, 5]),
+        ((100, 100, 100, 100), 0.01, [1, 1, 1, 1]),
     ],
 )
-def test_a_kind_gives_its_share_but_a_floor_and_a_quarter_at_most(
-    size: int, fraction: float, expected: int
+def test_a_kind_gives_its_share_but_the_least_and_a_quarter_at_most(
+    sizes: tuple[int, ...], fraction: float, expected: list[int]
 ) -> None:
-    group = np.zeros(size + 500, dtype=np.int64)
-    group[size:] = -1
-    places, kinds = samples_by_group(group, fraction)
-    assert len(places) == expected
-    assert (kinds == 0).all()
+    group = np.concatenate([np.repeat(np.arange(len(sizes)), sizes), np.full(500, -1)])
+    _, kinds = samples_by_group(group, fraction)
+    assert np.bincount(kinds).tolist() == expected
+    assert (kinds >= 0).all()
 
 
 def test_every_kind_is_sampled_and_known_lengths_are_not() -> None:
-    group = np.random.default_rng(0).choice([-1, 0, 1, 2], size=6_000, p=[0.4, 0.05, 0.05, 0.5])
+    group = np.random.default_rng(0).choice([-1, 0, 1, 2], size=18_000, p=[0.4, 0.05, 0.05, 0.5])
     _, kinds = samples_by_group(group, 0.01)
     numbers, counts = np.unique(kinds, return_counts=True)
     assert numbers.tolist() == [0, 1, 2]
-    assert counts.tolist() == [32, 32, 32]
+    assert counts.tolist() == [32, 32, math.ceil(0.01 * (group == 2).sum())]
 
 
 def test_samples_are_spread_over_their_kind() -> None:
