@@ -5,11 +5,14 @@ Importing this package, `options` and `installed` loads no vLLM. The parts, from
     options.py, passed_options.py   what an engine is opened with; which of vLLM's options pass through
     installed.py                    which vLLM is there, for which device, without loading it
     engine.py                       `Engine`: opens vLLM, runs sources on it
-    run.py                          one run: feeds a bounded window, turns outputs into events
+    run.py                          one run: feeds vLLM, turns outputs into events
+    request_window.py               the bounded window of the job that vLLM holds
     requests.py                     a request as vLLM takes it, and why one can never run
     core.py                         vLLM's core in this process or in one of its own, as a run drives it
     control.py, remote_control.py   what a run asks of the scheduler, here or across processes
     scheduler.py                    vLLM's scheduler with our queue: the class that is named to vLLM
     admission_queue.py              vLLM's queue of waiting requests, in the policy's order, with its gate
+    waiting_requests.py             what waits, what of it could start, and what is cached of it
+    scheduler_view.py               what queue and scheduler know of one another
     flight.py                       what is in flight, and what a step did
 """

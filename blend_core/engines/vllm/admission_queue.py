@@ -1,43 +1,22 @@
 """vLLM's queue of waiting requests in the policy's order, with the policy's gate. No vLLM here."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from enum import Enum
 from itertools import chain
 from threading import RLock
-from typing import Any, Final, Protocol
+from typing import Any, NamedTuple
 
 from blend_core.engines.vllm.flight import Flight, StepCounts
+from blend_core.engines.vllm.scheduler_view import SchedulerView, seq_of
+from blend_core.engines.vllm.waiting_requests import WaitingRequests
 from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
 
-SEQ_ARGUMENT: Final = "blend_seq"
-"""Where a request says its `seq`: in vLLM's `SamplingParams.extra_args`, which reach the scheduler."""
 
+class _Offer(NamedTuple):
+    """A request that may start, and the side whose account it goes on."""
 
-class Readiness(Enum):
-    """Whether vLLM can start a waiting request now."""
-
-    READY = "ready"
-    BLOCKED = "blocked"
-    REFUSED = "refused"
-
-
-class SchedulerView(Protocol):
-    """What the queue asks the scheduler whose queue it is."""
-
-    def num_free_blocks(self) -> int:
-        """Blocks that no request refers to, in the unit that a policy counts in."""
-
-    def num_held_blocks(self, request: Any) -> int:
-        """Cached leading blocks of a waiting request that requests in flight refer to."""
-
-    def readiness(self, request: Any) -> Readiness:
-        """Whether a waiting request could start, blocks and budget aside; `REFUSED`: it never will."""
-
-    def is_running(self, request: Any) -> bool:
-        """Whether the scheduler runs the request."""
-
-    def num_answer_tokens(self, request: Any) -> int:
-        """Tokens of the answer of a request that ended; 0 where it has none, as one that was aborted."""
+    request: Any
+    seq: int
+    side: Side
 
 
 class AdmissionQueue:
@@ -53,10 +32,19 @@ class AdmissionQueue:
 
     Every method may be called from any thread.
 
+    Attributes:
+        policy: of the run; there is none before `start`.
+        revision: plan revision in force.
+        lock: for calls from another thread than vLLM's.
+        flight: requests in flight.
+        added_s: time that questions took.
+
     Invariants:
-        - a request that vLLM has queued is in `waiting`, skipped for this step, or released;
+        - a request that vLLM has queued is in `_waiting`, or vLLM skips it in this step;
         - the policy knows as in flight what `flight` holds, and nothing else.
     """
+
+    policy: AdmissionPolicy
 
     def __init__(
         self,
@@ -75,28 +63,21 @@ class AdmissionQueue:
         """
         self.lock = RLock()
         self.flight = Flight(limits.block_size)
+        self.revision = 0
         self.added_s = 0.0
         self._limits = limits
         self._view = view
         self._elapsed = elapsed
         self._num_stages = num_stages
         self._num_unheard_tokens = 0
-        self._policy: AdmissionPolicy | None = None
-        self._revision = 0
-        self._waiting: dict[int, Any] = {}
-        self._compiling: dict[int, Any] = {}
-        self._refused: list[Any] = []
+        self._waiting = WaitingRequests(view)
         self._preempted: dict[int, Side] = {}
-        self._released: dict[str, Any] = {}
-        # What `num_held_blocks` found, as long as no block has changed hands.
-        self._held: dict[int, int] = {}
-        self._next: tuple[Any, Side] | None = None
-        self._taken: tuple[Any, Side] | None = None
+        self._next: _Offer | None = None
+        self._taken: _Offer | None = None
         self._admitted: list[int] = []
         self._num_cached_tokens = 0
         self._num_preempted = 0
         self._num_finished = 0
-        self._asked_in_vain = False
 
     # What a run asks.
 
@@ -104,55 +85,30 @@ class AdmissionQueue:
         """Begins a run: nothing waits and nothing is in flight."""
         with self.lock:
             self.flight = Flight(self._limits.block_size)
-            self._policy, self._revision = policy, revision
+            self.policy, self.revision = policy, revision
             self._preempted.clear()
             self._admitted, self._num_cached_tokens = [], 0
             self._num_preempted = self._num_finished = self._num_unheard_tokens = 0
-
-    @property
-    def policy(self) -> AdmissionPolicy:
-        """The policy of the run."""
-        assert self._policy is not None, "no run was started"
-        return self._policy
-
-    @property
-    def revision(self) -> int:
-        """Plan revision in force."""
-        return self._revision
-
-    @revision.setter
-    def revision(self, revision: int) -> None:
-        self._revision = revision
 
     def release(self, seqs: Iterable[int]) -> tuple[int, ...]:
         """Lets go of requests that were never in flight, so that they can be queued again later.
 
         Returns those that it let go of. vLLM still has them: abort them.
         """
-        released = []
-        for seq in seqs:
-            request = self._waiting.get(seq)
-            if request is not None and not self.flight.was_admitted(seq):
-                del self._waiting[seq]
-                self._compiling.pop(seq, None)
-                self._released[request.request_id] = request
-                released.append(seq)
-        return tuple(released)
+        return tuple(seq for seq in seqs if not self.flight.was_admitted(seq) and self._waiting.release(seq))
 
     # What vLLM's scheduler asks: `RequestQueue`.
 
     def add_request(self, request: Any) -> None:
         """A new request waits."""
         with self.lock:
-            seq = seq_of(request)
-            self._waiting[seq] = request
-            if self._view.readiness(request) is not Readiness.READY:
-                self._compiling[seq] = request
+            self._waiting.add(request)
 
     def __bool__(self) -> bool:
         """Whether a request may start now. Asks the policy; the answer is what `peek_request` gives."""
         begin = self._elapsed()
-        self._settle(None)
+        if self._taken is not None:
+            self._settle(None)
         self._next = self._choose()
         self.added_s += self._elapsed() - begin
         return self._next is not None
@@ -161,32 +117,30 @@ class AdmissionQueue:
         """The request that may start now."""
         if self._next is None:
             raise IndexError("no request may start now")
-        return self._next[0]
+        return self._next.request
 
     def pop_request(self) -> Any:
         """Takes the request that may start now, to run it or to skip it."""
         if self._next is None:
             raise IndexError("no request may start now")
         self._taken, self._next = self._next, None
-        request = self._taken[0]
-        del self._waiting[seq_of(request)]
-        return request
+        del self._waiting.by_seq[self._taken.seq]
+        return self._taken.request
 
     def prepend_request(self, request: Any) -> None:
         """A request in flight was preempted."""
         seq = seq_of(request)
         if seq in self.flight:
             self._preempted[seq] = self.flight.preempt(seq)
-            self._held.clear()
+            self._waiting.blocks_changed()
             self._num_preempted += 1
             self.policy.preempted(seq)
-        self._waiting[seq] = request
+        self._waiting.by_seq[seq] = request
 
     def prepend_requests(self, requests: Iterable[Any]) -> None:
         """Requests that were skipped wait again."""
         self._settle(None)
-        for request in requests:
-            self._waiting[seq_of(request)] = request
+        self._waiting.put_back(requests)
 
     def remove_request(self, request: Any) -> None:
         """A waiting request ended."""
@@ -196,26 +150,20 @@ class AdmissionQueue:
         """Waiting requests ended; those that do not wait here are left alone."""
         with self.lock:
             for request in requests:
-                seq = seq_of(request)
-                if self._released.pop(request.request_id, None) is not None:
-                    continue
-                waiting = self._waiting.get(seq)
-                if waiting is None or waiting.request_id != request.request_id:
-                    continue
-                del self._waiting[seq]
-                self._compiling.pop(seq, None)
-                self._preempted.pop(seq, None)
-                self.flight.forget(seq)
-                self._num_finished += 1
-                self.policy.finished(seq, self._view.num_answer_tokens(request))
+                if self._waiting.remove(request):
+                    seq = seq_of(request)
+                    self._preempted.pop(seq, None)
+                    self.flight.forget(seq)
+                    self._num_finished += 1
+                    self.policy.finished(seq, self._view.num_answer_tokens(request))
 
     def __len__(self) -> int:
         """Requests that wait, whether they may start or not."""
-        return len(self._waiting) + len(self._released)
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Any]:
         """Requests that wait, in no promised order."""
-        return chain(self._waiting.values(), self._released.values())
+        return iter(self._waiting)
 
     # What the policy asks: `EngineView`.
 
@@ -236,30 +184,17 @@ class AdmissionQueue:
 
     def num_held_blocks(self, seq: int) -> int:
         """See `EngineView`."""
-        held = self._held.get(seq)
-        if held is None:
-            request = self._waiting.get(seq)
-            held = self._held[seq] = 0 if request is None else self._view.num_held_blocks(request)
-        return held
+        return self._waiting.num_held_blocks(seq)
 
     def is_ready(self, seq: int) -> bool:
         """See `EngineView`."""
-        request = self._waiting.get(seq)
-        if request is None:
-            self._asked_in_vain = True
-            return False
-        return self._view.readiness(request) is Readiness.READY
+        return self._waiting.is_ready(seq)
 
     # A step, as the scheduler class goes through it.
 
     def begin_step(self) -> int:
         """Starts a step; returns the prompt tokens that it may compute, at least 1 where nothing decodes."""
-        for seq, request in list(self._compiling.items()):
-            readiness = self._view.readiness(request)
-            if readiness is not Readiness.BLOCKED:
-                del self._compiling[seq]
-            if readiness is Readiness.REFUSED:
-                self._refused.append(request)
+        self._waiting.look_at_blocked()
         budget = self.policy.begin_step(self)
         return budget if self.flight.num_decoding else max(budget, 1)
 
@@ -271,7 +206,7 @@ class AdmissionQueue:
         num_decoding = self.flight.num_decoding
         counts = self.flight.advance(num_scheduled_tokens, total)
         if counts.num_prefill_tokens:
-            self._held.clear()
+            self._waiting.blocks_changed()
         for seq in counts.completed:
             self.policy.decoding(seq)
         if self._num_stages == 1:
@@ -289,7 +224,7 @@ class AdmissionQueue:
         """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone."""
         for seq in self.flight.seqs_of(finished_ids):
             request = self.flight.leave(seq)
-            self._held.clear()
+            self._waiting.blocks_changed()
             self._num_finished += 1
             self.policy.finished(seq, self._view.num_answer_tokens(request))
 
@@ -310,8 +245,9 @@ class AdmissionQueue:
         return taken
 
     def take_asked_in_vain(self) -> bool:
-        """Whether the policy asked, since the last call, for a request that is not here."""
-        taken, self._asked_in_vain = self._asked_in_vain, False
+        """Whether the policy asked, since the last call, for a request that vLLM has not got."""
+        waiting = self._waiting
+        taken, waiting.asked_in_vain = waiting.asked_in_vain, False
         return taken
 
     def _settle(self, num_scheduled_tokens: Mapping[str, int] | None) -> None:
@@ -322,10 +258,10 @@ class AdmissionQueue:
         """
         if self._taken is None:
             return
-        (request, side), self._taken = self._taken, None
+        (request, seq, side), self._taken = self._taken, None
         if not self._view.is_running(request):
+            self._waiting.pass_over(seq)
             return
-        seq = seq_of(request)
         num_cached_tokens = request.num_computed_tokens
         if num_scheduled_tokens is not None:
             num_cached_tokens -= num_scheduled_tokens[request.request_id]
@@ -334,31 +270,28 @@ class AdmissionQueue:
             self._num_cached_tokens += num_cached_tokens
         self._preempted.pop(seq, None)
         self.flight.admit(seq, request, side, num_cached_tokens)
-        self._held.clear()
+        self._waiting.blocks_changed()
         self.policy.admitted(seq, side, num_cached_tokens)
 
-    def _choose(self) -> tuple[Any, Side] | None:
-        while self._refused:
-            request = self._refused.pop()
-            if self._waiting.get(seq_of(request)) is request:
-                # vLLM skips it, and ends it with the step.
-                return request, Side.LEFT
-        if not self._waiting or len(self.flight) >= self._limits.max_num_seqs:
+    def _choose(self) -> _Offer | None:
+        waiting = self._waiting
+        refused = waiting.next_refused()
+        if refused is not None:
+            # vLLM skips it, and ends it with the step.
+            return _Offer(refused, seq_of(refused), Side.LEFT)
+        if not waiting.by_seq or len(self.flight) >= self._limits.max_num_seqs:
             return None
         admission = self.policy.next_request(self)
-        if admission is not None and admission.seq in self._waiting:
-            return self._waiting[admission.seq], admission.side
+        if admission is not None:
+            request = waiting.by_seq.get(admission.seq)
+            if request is not None:
+                return _Offer(request, admission.seq, admission.side)
         return None if len(self.flight) else self._any_ready()
 
-    def _any_ready(self) -> tuple[Any, Side] | None:
+    def _any_ready(self) -> _Offer | None:
         """What waits and can start, soonest first."""
-        for seq in chain(self.policy.upcoming(len(self._waiting)), self._waiting):
-            if self.is_ready(seq):
-                return self._waiting[seq], self._preempted.get(seq, Side.LEFT)
+        by_seq = self._waiting.by_seq
+        for seq in chain(self.policy.upcoming(len(by_seq)), by_seq):
+            if self._waiting.is_ready(seq):
+                return _Offer(by_seq[seq], seq, self._preempted.get(seq, Side.LEFT))
         return None
-
-
-def seq_of(request: Any) -> int:
-    """The `seq` that a request was queued with."""
-    seq: int = request.sampling_params.extra_args[SEQ_ARGUMENT]
-    return seq

@@ -9,7 +9,7 @@ from vllm import SamplingParams as VllmSampling
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT
+from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.errors import RequestErrorCode
 from blend_core.request import Request
 from blend_core.wording import count_text

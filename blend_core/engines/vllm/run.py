@@ -18,14 +18,11 @@ from blend_core.engines.base import (
 from blend_core.engines.vllm.control import Admitted, Stepped
 from blend_core.engines.vllm.core import Core
 from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.request_window import RequestWindow
 from blend_core.engines.vllm.requests import RequestRules, refusal, vllm_prompt, vllm_sampling
 from blend_core.engines.windows import WindowAccumulator
 from blend_core.errors import EngineDiedError, EngineError, RequestErrorCode
 from blend_core.request import Request
-
-_LOOK_EVERY_STEPS = 32
-"""What comes next changes with admissions, and now and then by itself. A look costs as much as a step of
-policy, and scheduling waits for it."""
 
 _FINISH_REASONS = ("stop", "length")
 
@@ -84,15 +81,9 @@ class Run:
         self._windows = WindowAccumulator(info.model, info.device, plan.revision, overlap=False)
         self._open = dict.fromkeys(plan.seq.tolist())
         self._ever_named = set(self._open)
-        # What vLLM has: requests that were never in flight, and those that were.
-        self._queued: dict[int, Request] = {}
-        self._started: dict[int, tuple[Request, float, int]] = {}
+        self._window = RequestWindow(opened.core.control, opened.core.abort, info.limits.max_num_seqs)
         # In the order of admission, which is the order in which they run out.
         self._deadlines: dict[int, float] = {}
-        # After a look so many are at hand that a step which starts all it can leaves as many for the next.
-        self._look_ahead = 2 * info.limits.max_num_seqs
-        self._fetch_size = 2 * self._look_ahead
-        self._look_in_steps = self._look_in_starts = 0
         self.added_s = 0.0
         self.num_steps = 0
         opened.core.control.start(opened.options.policy, plan)
@@ -110,7 +101,7 @@ class Run:
             yield from self._feed()
             if not self._open:
                 break
-            if not self._queued and not self._started:
+            if not self._window:
                 raise EngineError(
                     f"The policy names none of {len(self._open)} waiting requests although nothing runs; "
                     "choose another policy and report this."
@@ -128,15 +119,14 @@ class Run:
 
     def _drop(self, seqs: list[int]) -> None:
         """Ends requests, in flight, queued or not even fetched."""
-        self._core.abort([str(seq) for seq in seqs if seq in self._queued or seq in self._started])
-        self._core.control.drop([seq for seq in seqs if seq not in self._queued and seq not in self._started])
+        self._core.abort([str(seq) for seq in seqs if seq in self._window])
+        self._core.control.drop([seq for seq in seqs if seq not in self._window])
         for seq in seqs:
             self._forget(seq)
 
     def _forget(self, seq: int) -> None:
         self._open.pop(seq, None)
-        self._queued.pop(seq, None)
-        self._started.pop(seq, None)
+        self._window.forget(seq)
         self._deadlines.pop(seq, None)
 
     def _take_revision(self) -> None:
@@ -144,7 +134,7 @@ class Run:
         if plan is not None:
             self._core.control.revise(plan)
             self._revision = plan.revision
-            self._look_in_steps = 0
+            self._window.look_again()
             # A rank may have taken requests over from another; what ended here may still be named, too.
             new = [seq for seq in plan.seq.tolist() if seq not in self._ever_named]
             self._ever_named.update(new)
@@ -152,18 +142,7 @@ class Run:
 
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""
-        if len(self._queued) + len(self._started) >= len(self._open):
-            # All that is left is there.
-            return
-        if self._look_in_steps > 0 and self._look_in_starts > 0 and self._queued:
-            return
-        self._look_in_steps, self._look_in_starts = _LOOK_EVERY_STEPS, self._look_ahead // 2
-        control = self._core.control
-        # Again and again, as all that were fetched may fail and the next ones be unknown yet.
-        while not all(self._knows(seq) for seq in control.upcoming(self._look_ahead)):
-            upcoming = control.upcoming(self._fetch_size)
-            self._let_go(set(upcoming))
-            missing = [seq for seq in upcoming if not self._knows(seq)]
+        for missing in self._window.missing(len(self._open)):
             requests = self._source.fetch(missing)
             if [request.seq for request in requests] != missing:
                 raise EngineError(
@@ -171,18 +150,6 @@ class Run:
                 )
             for request in requests:
                 yield from self._queue(request)
-
-    def _knows(self, seq: int) -> bool:
-        return seq in self._queued or seq in self._started
-
-    def _let_go(self, upcoming: set[int]) -> None:
-        """Takes back what was queued and is not due soon any more, so that the window stays bounded."""
-        if len(self._queued) > 2 * self._fetch_size:
-            stale = [seq for seq in self._queued if seq not in upcoming]
-            released = self._core.control.release(stale)
-            self._core.abort([str(seq) for seq in released])
-            for seq in released:
-                self._queued.pop(seq, None)
 
     def _queue(self, request: Request) -> Iterator[EngineEvent]:
         problem = self._rules.problem(request)
@@ -200,12 +167,12 @@ class Run:
                 problem = refusal(error, request)
                 self._core.abort([str(request.seq)])
         if problem is None:
-            self._queued[request.seq] = request
+            self._window.queued[request.seq] = request
         else:
             yield self._failed(request.seq, *problem)
 
     def _step(self) -> Iterator[EngineEvent]:
-        self._look_in_steps -= 1
+        self._window.step()
         for item in self._core.step():
             if isinstance(item, Admitted):
                 yield from self._admit(item)
@@ -215,22 +182,17 @@ class Run:
                 yield from self._end(int(item.request_id), item)
 
     def _admit(self, report: Admitted) -> Iterator[EngineEvent]:
-        now, now_s = self._now(), self._elapsed()
-        for seq in report.seqs:
-            request = self._queued.pop(seq, None)
-            # One that was withdrawn a moment ago may have started all the same.
-            if request is not None:
-                self._started[seq] = (request, now, report.revision)
-                if self._timeout_s is not None:
-                    self._deadlines[seq] = now_s + self._timeout_s
-        self._look_in_starts -= len(report.seqs)
-        known = tuple(seq for seq in report.seqs if seq in self._started)
+        # One that was withdrawn a moment ago may have started all the same.
+        known = self._window.start(report.seqs, self._now(), report.revision)
+        if self._timeout_s is not None:
+            deadline_s = self._elapsed() + self._timeout_s
+            self._deadlines.update(dict.fromkeys(known, deadline_s))
         if known:
             yield RequestsAdmitted(known)
 
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
         if report.asked_in_vain:
-            self._look_in_steps = 0
+            self._window.look_again()
         record = report.record()
         if record is None:
             return
@@ -247,8 +209,8 @@ class Run:
     def _end(self, seq: int, output: Any) -> Iterator[EngineEvent]:
         if seq not in self._open:
             return
-        request, started_at, revision = self._started.get(seq) or (
-            self._queued[seq],
+        request, started_at, revision = self._window.started.get(seq) or (
+            self._window.queued[seq],
             self._now(),
             self._revision,
         )

@@ -14,10 +14,11 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from blend_core.engines.vllm.admission_queue import AdmissionQueue, Readiness
+from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Stepped
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
+from blend_core.engines.vllm.scheduler_view import Readiness
 from blend_core.policies.base import EngineLimits, Side
 
 _ANSWERED: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})

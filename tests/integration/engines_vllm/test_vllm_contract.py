@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT, AdmissionQueue
+from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
 from blend_core.engines.vllm.passed_options import PASSED_OPTIONS
+from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.request import SamplingParams
 from tests.integration.engines_vllm.vllm_runs import Block32Source, run_on
 from tests.unit.engines_torch.runs import random_requests, request

@@ -6,8 +6,9 @@ after.
 
 from types import SimpleNamespace
 
-from blend_core.engines.vllm.admission_queue import SEQ_ARGUMENT, AdmissionQueue, Readiness
+from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import LocalControl
+from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT, Readiness
 from blend_core.policies.base import EngineLimits
 
 BLOCK_SIZE = 4

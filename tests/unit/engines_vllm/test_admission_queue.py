@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 from cases import random_job
 from checked_policy import CheckedPolicy
 
-from blend_core.engines.vllm.admission_queue import Readiness, seq_of
+from blend_core.engines.vllm.scheduler_view import Readiness, seq_of
 from blend_core.policies.base import Side
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler

@@ -1,0 +1,40 @@
+"""What our queue and vLLM's scheduler know of one another. No vLLM here."""
+
+from enum import Enum
+from typing import Any, Final, Protocol
+
+SEQ_ARGUMENT: Final = "blend_seq"
+"""Where a request says its `seq`: in vLLM's `SamplingParams.extra_args`, which reach the scheduler."""
+
+
+class Readiness(Enum):
+    """Whether vLLM can start a waiting request now."""
+
+    READY = "ready"
+    BLOCKED = "blocked"
+    REFUSED = "refused"
+
+
+class SchedulerView(Protocol):
+    """What the queue asks the scheduler whose queue it is."""
+
+    def num_free_blocks(self) -> int:
+        """Blocks that no request refers to, in the unit that a policy counts in."""
+
+    def num_held_blocks(self, request: Any) -> int:
+        """Cached leading blocks of a waiting request that requests in flight refer to."""
+
+    def readiness(self, request: Any) -> Readiness:
+        """Whether a waiting request could start, blocks and budget aside; `REFUSED`: it never will."""
+
+    def is_running(self, request: Any) -> bool:
+        """Whether the scheduler runs the request."""
+
+    def num_answer_tokens(self, request: Any) -> int:
+        """Tokens of the answer of a request that ended; 0 where it has none, as one that was aborted."""
+
+
+def seq_of(request: Any) -> int:
+    """The `seq` that a request was queued with."""
+    seq: int = request.sampling_params.extra_args[SEQ_ARGUMENT]
+    return seq
