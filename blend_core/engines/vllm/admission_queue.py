@@ -222,11 +222,13 @@ class AdmissionQueue:
 
     def reconcile(self, finished_ids: Collection[str]) -> None:
         """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone."""
-        for seq in self.flight.seqs_of(finished_ids):
-            request = self.flight.leave(seq)
-            self._waiting.blocks_changed()
-            self._num_finished += 1
-            self.policy.finished(seq, self._view.num_answer_tokens(request))
+        ended = self.flight.seqs_of(finished_ids)
+        if not ended:
+            return
+        self._waiting.blocks_changed()
+        self._num_finished += len(ended)
+        for seq in ended:
+            self.policy.finished(seq, self._view.num_answer_tokens(self.flight.leave(seq)))
 
     def take_admitted(self) -> tuple[tuple[int, ...], int]:
         """Seqs in flight for the first time since the last call, and how many of their tokens were cached."""
@@ -268,15 +270,15 @@ class AdmissionQueue:
         if not self.flight.was_admitted(seq):
             self._admitted.append(seq)
             self._num_cached_tokens += num_cached_tokens
-        self._preempted.pop(seq, None)
+        if self._preempted:
+            self._preempted.pop(seq, None)
         self.flight.admit(seq, request, side, num_cached_tokens)
         self._waiting.blocks_changed()
         self.policy.admitted(seq, side, num_cached_tokens)
 
     def _choose(self) -> _Offer | None:
         waiting = self._waiting
-        refused = waiting.next_refused()
-        if refused is not None:
+        if waiting.refused and (refused := waiting.next_refused()) is not None:
             # vLLM skips it, and ends it with the step.
             return _Offer(refused, seq_of(refused), Side.LEFT)
         if not waiting.by_seq or len(self.flight) >= self._limits.max_num_seqs:

@@ -51,9 +51,14 @@ class Flight:
     scheduled a step. While decoding, it grows by one with every step: only where it began is kept. Where
     steps overlap, one may leave out decoding requests whose last tokens are on their way.
 
+    Attributes:
+        num_left: requests from the left side.
+        num_promised_blocks: blocks that prompts in flight will take and vLLM, which allocates chunk by chunk,
+            has not given.
+
     Invariants:
         - a request is either in the middle of its prompt or decoding;
-        - the sums by side and over decoding requests are those of the requests in flight.
+        - the sums by side, over prompts and over decoding requests are those of the requests in flight.
     """
 
     __slots__ = (
@@ -61,22 +66,25 @@ class Flight:
         "_clock",
         "_kv_begin",
         "_kv_begin_sum",
-        "_num_on",
         "_once_computed",
         "_prefilling",
+        "_promised",
         "_requests",
         "_seq_of_id",
-        "_side",
+        "num_left",
+        "num_promised_blocks",
     )
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._clock = 0
-        self._requests: dict[int, ScheduledRequest] = {}
+        self.num_left = 0
+        self.num_promised_blocks = 0
+        self._requests: dict[int, tuple[ScheduledRequest, Side]] = {}
         self._seq_of_id: dict[str, int] = {}
-        self._side: dict[int, Side] = {}
-        self._num_on = dict.fromkeys(Side, 0)
+        # Tokens computed of a prompt, and the blocks of `num_promised_blocks` that are its own.
         self._prefilling: dict[int, int] = {}
+        self._promised: dict[int, int] = {}
         # KV tokens of a decoding request are this and the number of steps so far.
         self._kv_begin: dict[int, int] = {}
         self._kv_begin_sum = 0
@@ -93,31 +101,20 @@ class Flight:
         """Requests whose prompt is complete."""
         return len(self._kv_begin)
 
-    def num_on(self, side: Side) -> int:
-        """Requests from a side."""
-        return self._num_on[side]
-
-    @property
-    def num_promised_blocks(self) -> int:
-        """Blocks that prompts in flight will take and vLLM, which allocates chunk by chunk, has not given."""
-        promised = 0
-        for seq, num_computed in self._prefilling.items():
-            num_tokens = self._requests[seq].num_tokens
-            promised += -(-num_tokens // self._block_size) - -(-num_computed // self._block_size)
-        return promised
-
     def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> None:
         """The scheduler runs the request from now on, behind so many tokens from the cache."""
-        self._requests[seq] = request
+        self._requests[seq] = request, side
         self._seq_of_id[request.request_id] = seq
-        self._side[seq] = side
-        self._num_on[side] += 1
+        self.num_left += side is Side.LEFT
         self._prefilling[seq] = num_cached_tokens
+        promised = self._num_blocks_between(num_cached_tokens, request.num_tokens)
+        self._promised[seq] = promised
+        self.num_promised_blocks += promised
 
     def leave(self, seq: int) -> ScheduledRequest:
         """The request is in flight no more: it ended."""
         self._once_computed.pop(seq, None)
-        return self._leave(seq)
+        return self._leave(seq)[0]
 
     def preempt(self, seq: int) -> Side:
         """The request lost its KV; what was computed is remembered, to be known as recomputation.
@@ -127,9 +124,7 @@ class Flight:
         begin = self._kv_begin.get(seq)
         num_computed = self._prefilling[seq] if begin is None else begin + self._clock
         self._once_computed[seq] = max(num_computed, self._once_computed.get(seq, 0))
-        side = self._side[seq]
-        self._leave(seq)
-        return side
+        return self._leave(seq)[1]
 
     def forget(self, seq: int) -> None:
         """The request ended while it waited."""
@@ -141,8 +136,8 @@ class Flight:
 
     def seqs_of(self, request_ids: Collection[str]) -> list[int]:
         """Seqs of those requests that are in flight, by vLLM's ids."""
-        found = (self._seq_of_id.get(request_id) for request_id in request_ids)
-        return [seq for seq in found if seq is not None]
+        seq_of_id = self._seq_of_id
+        return [seq_of_id[request_id] for request_id in request_ids if request_id in seq_of_id]
 
     def advance(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts:
         """Counts a step that vLLM has scheduled, and moves on to the next.
@@ -157,12 +152,16 @@ class Flight:
         kv_tokens = self._kv_begin_sum + self._clock * num_decoding
         completed = []
         for seq, start in list(self._prefilling.items()):
-            request = self._requests[seq]
-            end = request.num_computed_tokens
+            request = self._requests[seq][0]
+            end, num_tokens = request.num_computed_tokens, request.num_tokens
             num_left_out -= end == start
             num_chunks += end - start
-            self._prefilling[seq] = end
-            if end >= request.num_tokens:
+            if end < num_tokens:
+                self._prefilling[seq] = end
+                promised = self._num_blocks_between(end, num_tokens)
+                self.num_promised_blocks += promised - self._promised[seq]
+                self._promised[seq] = promised
+            else:
                 completed.append(seq)
                 self._start_decoding(seq, end)
                 if request.num_output_tokens:
@@ -189,7 +188,7 @@ class Flight:
         """Undoes the growth of requests that a step left out; returns the KV tokens counted for them."""
         num_tokens = 0
         for seq, begin in self._kv_begin.items():
-            if self._requests[seq].request_id not in num_scheduled_tokens:
+            if self._requests[seq][0].request_id not in num_scheduled_tokens:
                 num_tokens += begin + self._clock
                 self._kv_begin[seq] = begin - 1
                 self._kv_begin_sum -= 1
@@ -197,22 +196,35 @@ class Flight:
 
     def _start_decoding(self, seq: int, num_computed_tokens: int) -> None:
         del self._prefilling[seq]
+        self.num_promised_blocks -= self._promised.pop(seq)
         begin = num_computed_tokens - self._clock
         self._kv_begin[seq] = begin
         self._kv_begin_sum += begin
 
-    def _leave(self, seq: int) -> ScheduledRequest:
-        self._prefilling.pop(seq, None)
-        self._kv_begin_sum -= self._kv_begin.pop(seq, 0)
-        self._num_on[self._side.pop(seq)] -= 1
-        request = self._requests.pop(seq)
+    def _leave(self, seq: int) -> tuple[ScheduledRequest, Side]:
+        begin = self._kv_begin.pop(seq, None)
+        if begin is None:
+            del self._prefilling[seq]
+            self.num_promised_blocks -= self._promised.pop(seq)
+        else:
+            self._kv_begin_sum -= begin
+        request, side = left = self._requests.pop(seq)
+        self.num_left -= side is Side.LEFT
         del self._seq_of_id[request.request_id]
-        return request
+        return left
+
+    def _num_blocks_between(self, num_computed_tokens: int, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size) - -(-num_computed_tokens // self._block_size)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where an invariant of the class does not hold."""
         assert self._prefilling.keys() | self._kv_begin.keys() == self._requests.keys(), "a phase is missing"
         assert not self._prefilling.keys() & self._kv_begin.keys(), "a request is in two phases"
         assert self._kv_begin_sum == sum(self._kv_begin.values()), "the sum of decoding KV is wrong"
-        for side in Side:
-            assert self._num_on[side] == sum(one is side for one in self._side.values()), f"{side} is wrong"
+        sides = [side for _, side in self._requests.values()]
+        assert self.num_left == sides.count(Side.LEFT), "the number on the left side is wrong"
+        promised = sum(
+            self._num_blocks_between(num_computed, self._requests[seq][0].num_tokens)
+            for seq, num_computed in self._prefilling.items()
+        )
+        assert self.num_promised_blocks == promised, "the sum of promised blocks is wrong"

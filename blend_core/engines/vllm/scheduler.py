@@ -19,10 +19,14 @@ from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Step
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
 from blend_core.engines.vllm.scheduler_view import Readiness
-from blend_core.policies.base import EngineLimits, Side
+from blend_core.policies.base import EngineLimits
 
 _ANSWERED: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
 """How a request ends that has an answer; any other that ended was aborted, refused or failed."""
+
+_WAITING: Final = RequestStatus.WAITING
+_COMPILING: Final = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+_RUNNING: Final = RequestStatus.RUNNING
 
 
 @dataclass(slots=True)
@@ -129,7 +133,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def readiness(self, request: Any) -> Readiness:
         """See `SchedulerView`."""
-        if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        status = request.status
+        if status is _WAITING and self.lora_config is None:
+            # As nearly all do; only after a preemption are there tokens on their way.
+            return Readiness.READY
+        if status is _COMPILING:
             grammar = request.structured_output_request.grammar
             if grammar is None:
                 return Readiness.BLOCKED
@@ -142,7 +150,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def is_running(self, request: Any) -> bool:
         """See `SchedulerView`."""
-        return bool(request.status == RequestStatus.RUNNING)
+        return request.status is _RUNNING
 
     def num_answer_tokens(self, request: Any) -> int:
         """See `SchedulerView`."""
@@ -182,8 +190,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
                     num_cached_tokens=num_cached_tokens,
                     num_preempted=admission.take_num_preempted(),
                     kv_usage=self.kv_cache_manager.usage,
-                    num_left=admission.flight.num_on(Side.LEFT),
-                    num_right=admission.flight.num_on(Side.RIGHT),
+                    num_left=admission.flight.num_left,
+                    num_right=len(admission.flight) - admission.flight.num_left,
                 )
                 step.added_s += time.perf_counter() - scheduled_s
                 self._open_steps.append(step)

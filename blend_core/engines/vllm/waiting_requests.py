@@ -12,6 +12,7 @@ class WaitingRequests:
 
     Attributes:
         by_seq: those that may start, now or later; only looked at from outside.
+        refused: those that vLLM refuses and that were not offered yet.
         asked_in_vain: `is_ready` was asked for a request that vLLM has not got.
 
     Invariants:
@@ -23,21 +24,21 @@ class WaitingRequests:
         "_blocked",
         "_held",
         "_passed_over",
-        "_refused",
         "_released",
         "_view",
         "asked_in_vain",
         "by_seq",
+        "refused",
     )
 
     def __init__(self, view: SchedulerView) -> None:
         """Begins empty; `view` is the scheduler that they wait for."""
         self._view = view
         self.by_seq: dict[int, Any] = {}
+        self.refused: list[Any] = []
         self.asked_in_vain = False
         # New ones that could not start when they came: their answer format is being compiled, or refused.
         self._blocked: dict[int, Any] = {}
-        self._refused: list[Any] = []
         self._passed_over: set[int] = set()
         self._released: dict[str, Any] = {}
         # What `num_held_blocks` found, as long as no block has changed hands.
@@ -89,17 +90,19 @@ class WaitingRequests:
 
     def look_at_blocked(self) -> None:
         """A step begins: finds out which of the blocked are so no more, and which are refused."""
+        if not self._blocked:
+            return
         for seq, request in list(self._blocked.items()):
             readiness = self._view.readiness(request)
             if readiness is not Readiness.BLOCKED:
                 del self._blocked[seq]
             if readiness is Readiness.REFUSED:
-                self._refused.append(request)
+                self.refused.append(request)
 
     def next_refused(self) -> Any | None:
-        """A request that vLLM refuses and has not been offered yet; each is given once."""
-        while self._refused:
-            request = self._refused.pop()
+        """Takes one of `refused` that still waits."""
+        while self.refused:
+            request = self.refused.pop()
             if self.by_seq.get(seq_of(request)) is request:
                 return request
         return None
