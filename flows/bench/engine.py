@@ -1,11 +1,12 @@
 """The torch engine under each admission policy, on one mixed file with KV so scarce that order matters."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from blend_core.engines.base import (
     RequestFailed,
@@ -15,7 +16,7 @@ from blend_core.engines.base import (
     StepWindow,
 )
 from blend_core.engines.torch.options import TorchEngineOptions
-from blend_core.errors import EngineError
+from blend_core.errors import ConfigurationError, EngineError, RequestError
 from blend_core.model_store import ModelStore
 from blend_core.planner import PlanConfig, build_plan
 from blend_core.request import Request, RequestArrays, SamplingParams
@@ -80,7 +81,7 @@ def run_engine_bench(
     Answers have preset lengths, so that every policy does the same work.
 
     Raises:
-        ConfigurationError: the model is not known.
+        ConfigurationError: the model is not known, or its tokenizer does not take the prompts.
         EngineError: a request had no answer.
     """
     from blend_core.engines.torch.engine import TorchEngine
@@ -113,7 +114,11 @@ def run_engine_bench(
 
 
 def mixed_requests(tokenizer: Tokenizer, num_requests: int, seed: int) -> list[Request]:
-    """MMLU 5-shot prompts with short answers and GSM8K questions with long ones, shuffled."""
+    """MMLU 5-shot prompts with short answers and GSM8K questions with long ones, shuffled.
+
+    Raises:
+        ConfigurationError: see `numbered_requests`.
+    """
     num_long = round(num_requests * LONG_ANSWER_SHARE)
     short_prompts, questions = mmlu_prompts(), gsm8k_questions()
     rng = random.Random(seed)
@@ -122,11 +127,29 @@ def mixed_requests(tokenizer: Tokenizer, num_requests: int, seed: int) -> list[R
     long = tokenizer.encode_chat([[{"role": "user", "content": text}] for text in questions[:num_long]])
     answers = [(ids, SHORT_ANSWER_TOKENS) for ids in short] + [(ids, LONG_ANSWER_TOKENS) for ids in long]
     rng.shuffle(answers)
-    return [
-        Request(seq, ids, SamplingParams(num_tokens, min_tokens=num_tokens, temperature=0.0, ignore_eos=True))
-        for seq, (ids, num_tokens) in enumerate(answers)
-        if isinstance(ids, np.ndarray)
-    ]
+    return numbered_requests(
+        (ids, SamplingParams(num_tokens, min_tokens=num_tokens, temperature=0.0, ignore_eos=True))
+        for ids, num_tokens in answers
+    )
+
+
+def numbered_requests(
+    prompts: Iterable[tuple[npt.NDArray[np.int32] | RequestError, SamplingParams]],
+) -> list[Request]:
+    """Requests of a benchmark's file, each with its place there as `seq`.
+
+    Raises:
+        ConfigurationError: a prompt could not be tokenised; without it figures would be of another file.
+    """
+    requests = []
+    for seq, (token_ids, sampling) in enumerate(prompts):
+        if isinstance(token_ids, RequestError):
+            raise ConfigurationError(
+                f"Prompt {seq} of the benchmark's file cannot be tokenised ({token_ids.code}); choose a "
+                "model whose tokenizer takes it."
+            )
+        requests.append(Request(seq, token_ids, sampling))
+    return requests
 
 
 def request_arrays(requests: Sequence[Request]) -> RequestArrays:

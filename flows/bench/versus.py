@@ -44,7 +44,7 @@ class VersusFigures:
 
     Attributes:
         name: `run-batch`, or a policy of ours.
-        output_tokens_per_s: output tokens per second from opening the file to the last answer written.
+        output_tokens_per_s: output tokens per second from opening the file to the last answer.
         output_tokens_per_s_range: least and most.
         ratio_to_run_batch: to that of `run-batch` in the same round.
         ratio_range: least and most.

@@ -7,11 +7,10 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from blend_core.engines.vllm.options import VllmEngineOptions
@@ -72,7 +71,8 @@ class RunFigures:
 
     Attributes:
         num_output_tokens: tokens of all answers.
-        busy_s: from opening the request file to the last answer written; loading the model is not in it.
+        busy_s: from opening the request file to the last answer; loading the model and writing answers down
+            are not in it.
         prefix_sharing: share of prompt tokens that came from the cache.
         num_preempted: preemptions.
         added_s_per_step: mean time of our part of the scheduler.
@@ -132,18 +132,15 @@ def _run_batch(run: VersusRun) -> RunFigures:
     ]
     sys.argv[1:] = arguments
     asked = run_batch.parse_args()
-    busy_s = 0.0
+    clock = time_file(run_batch, time.perf_counter)
 
-    async def timed() -> None:
-        nonlocal busy_s
+    async def answer() -> None:
         async with build_async_engine_client(
             asked, usage_context=UsageContext.OPENAI_BATCH_RUNNER
         ) as engine_client:
-            begin = time.perf_counter()
             await run_batch.run_batch(engine_client, asked)
-            busy_s = time.perf_counter() - begin
 
-    asyncio.run(timed())
+    asyncio.run(answer())
     counted = {
         sample.name: sample.value
         for metric in REGISTRY.collect()
@@ -153,22 +150,46 @@ def _run_batch(run: VersusRun) -> RunFigures:
     answers = [json.loads(line) for line in Path(run.output_file).read_text().splitlines()]
     return RunFigures(
         num_output_tokens=sum(one["response"]["body"]["usage"]["completion_tokens"] for one in answers),
-        busy_s=busy_s,
+        busy_s=clock["write_file"] - clock["read_file"],
         prefix_sharing=counted["vllm:prefix_cache_hits_total"] / counted["vllm:prefix_cache_queries_total"],
         num_preempted=int(counted["vllm:num_preemptions_total"]),
         added_s_per_step=0.0,
     )
 
 
+def time_file(run_batch: Any, elapsed: Callable[[], float]) -> dict[str, float]:
+    """Lets a clock note when the batch runner begins to read its file, after its endpoints are set up, and to
+    write one, when it has every answer.
+
+    Args:
+        run_batch: the batch runner's module, whose functions are replaced.
+        elapsed: the clock, in seconds.
+
+    Returns:
+        Times by `read_file` and `write_file`, there once it has run.
+    """
+    clock: dict[str, float] = {}
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def noted(*arguments: Any) -> Any:
+            clock[name] = elapsed()
+            return await function(*arguments)
+
+        return noted
+
+    for name in ("read_file", "write_file"):
+        setattr(run_batch, name, noting(name, getattr(run_batch, name)))
+    return clock
+
+
 def _run_policy(run: VersusRun) -> RunFigures:
-    """The same file through our engine: read, tokenised, planned, answered, written."""
+    """The same file through our engine: read, tokenised, planned, answered; then written."""
     from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
     from blend_core.engines.vllm.engine import VllmEngine
     from blend_core.errors import EngineError
     from blend_core.planner import PlanConfig, build_plan
-    from blend_core.request import Request
     from blend_core.tokenizing import Tokenizer
-    from flows.bench.engine import request_arrays
+    from flows.bench.engine import numbered_requests, request_arrays
     from flows.bench.plan_process import smallest_job
     from flows.ingest.parse import ParseOptions, parse_line
     from flows.job_source import JobSource
@@ -186,26 +207,25 @@ def _run_policy(run: VersusRun) -> RunFigures:
     parsing = ParseOptions("")
     drafts = [parse_line(line, parsing) for line in Path(run.request_file).read_bytes().splitlines()]
     prompts = tokenizer.encode_chat([draft.messages or [] for draft in drafts])
-    requests = [
-        Request(seq, token_ids, draft.sampling)
-        for seq, (draft, token_ids) in enumerate(zip(drafts, prompts, strict=True))
-        if isinstance(token_ids, np.ndarray)
-    ]
+    requests = numbered_requests(
+        (token_ids, draft.sampling) for draft, token_ids in zip(drafts, prompts, strict=True)
+    )
     plan = build_plan(request_arrays(requests), info.model, info.device, planning)
     num_output = num_prompt = num_cached = num_preempted = 0
-    with Path(run.output_file).open("w") as output:
-        for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
-            if isinstance(event, RequestFinished):
-                num_output += event.num_output_tokens
-                num_prompt += event.num_prompt_tokens
-                num_cached += event.num_cached_tokens
-                answer = {"custom_id": drafts[event.seq].custom_id, "text": event.output_text}
-                output.write(json.dumps(answer) + "\n")
-            elif isinstance(event, StepWindow):
-                num_preempted += event.num_preempted
-            elif isinstance(event, RequestFailed):
-                raise EngineError(f"Request {event.seq} failed under {run.name}: {event.message}")
-    busy_s = time.perf_counter() - begin
+    answers = []
+    busy_s = 0.0
+    for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
+        if isinstance(event, RequestFinished):
+            busy_s = time.perf_counter() - begin
+            num_output += event.num_output_tokens
+            num_prompt += event.num_prompt_tokens
+            num_cached += event.num_cached_tokens
+            answers.append({"custom_id": drafts[event.seq].custom_id, "text": event.output_text})
+        elif isinstance(event, StepWindow):
+            num_preempted += event.num_preempted
+        elif isinstance(event, RequestFailed):
+            raise EngineError(f"Request {event.seq} failed under {run.name}: {event.message}")
+    Path(run.output_file).write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     engine.close()
     return RunFigures(
         num_output, busy_s, num_cached / num_prompt, num_preempted, engine.added_s / engine.num_steps

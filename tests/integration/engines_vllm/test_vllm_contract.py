@@ -219,6 +219,22 @@ def test_a_separate_core_queues_its_outputs_where_they_can_be_looked_for() -> No
     assert "self.outputs_queue.get()" in inspect.getsource(SyncMPClient.get_output)
 
 
+def test_vllms_batch_runner_reads_its_file_after_set_up_and_writes_when_every_answer_is_there() -> None:
+    from vllm.entrypoints.launchers import run_batch
+
+    source = inspect.getsource(run_batch.run_batch)
+    asked = [
+        source.index(text)
+        for text in (
+            "await build_endpoint_registry(",
+            "await read_file(args.input_file)",
+            "await asyncio.gather(*response_futures)",
+            "await write_file(args.output_file",
+        )
+    ]
+    assert asked == sorted(asked)
+
+
 def test_outputs_say_what_events_need(engine: VllmEngine) -> None:
     outcome = run_on(engine, Block32Source(random_requests(2, sampling=SamplingParams(3, temperature=0.0))))
     for event in outcome.finished.values():
