@@ -29,8 +29,8 @@ class RequestWindow:
     """Requests that vLLM has, from both ends of the plan.
 
     The policy is asked which come next, which is a look, after `LOOK_EVERY_STEPS` steps, after as many starts
-    as may be in flight, and when something says so: `look_again`. After a look so many are at hand that a
-    step which starts all it can leaves as many for the next.
+    as may be in flight, when something says so (`look_again`), and as long as nothing runs or nothing waits.
+    After a look so many are at hand that a step which starts all it can leaves as many for the next.
 
     Attributes:
         queued: those that were never in flight, by `seq`.
@@ -70,7 +70,7 @@ class RequestWindow:
         if len(self) >= num_open:
             # All that is left is here.
             return
-        if self._look_in_steps > 0 and self._look_in_starts > 0 and self.queued:
+        if self._look_in_steps > 0 and self._look_in_starts > 0 and self.queued and self.started:
             return
         self._look_in_steps, self._look_in_starts = LOOK_EVERY_STEPS, self._look_ahead // 2
         while not all(seq in self for seq in self._control.upcoming(self._look_ahead)):

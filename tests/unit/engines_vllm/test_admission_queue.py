@@ -272,6 +272,18 @@ def test_counts_of_steps_add_up_over_preemptions():
     assert decode == sum(job.output_tokens) - len(job.prompts)
 
 
+def test_a_request_that_vllm_passes_over_is_not_asked_for_in_vain():
+    job = random_job(2, num_requests=4, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(skips={"0-x"})
+    start(scheduler, job, order=[0, 1, 2, 3], kind=WaitingForItsHead)
+    for request in requests_of(job):
+        scheduler.add(request)
+
+    scheduler.step()
+
+    assert not scheduler.queue.take_asked_in_vain()
+
+
 def test_that_the_policy_asked_for_a_request_that_is_not_there_is_told_once():
     job = random_job(3, num_requests=4, block_size=BLOCK_SIZE)
     scheduler = FakeScheduler(num_blocks=60)
