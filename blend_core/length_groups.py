@@ -1,6 +1,7 @@
 """Which requests are of one kind, so that what the answers of some tell holds for the others."""
 
 import math
+from itertools import pairwise
 from typing import Final
 
 import numba
@@ -68,19 +69,23 @@ def group_requests(
     return group
 
 
-def choose_group_samples(tree: PrefixTree, group: Ints, fraction: float, seed: int) -> Ints:
+def choose_group_samples(
+    tree: PrefixTree, group: Ints, fraction: float, seed: int, dear_prefix_tokens: int
+) -> Ints:
     """Chooses requests to run first because their lengths tell those of their kind.
 
     Like `choose_samples`, but of every kind: a kind that is a small part of the requests may be most of the
     work. Each gives its share, and `MIN_NUM_SAMPLES` at least, but never more than `MAX_SAMPLED_SHARE` of it.
     In a small job the least is less: all kinds together give at most as much beyond their shares as these
-    come to. A sample runs apart from the requests that share its prefix, which is then computed twice.
+    come to. A sample runs apart from the requests that share its prefix, which is then computed twice: one
+    that shares a prefix of `dear_prefix_tokens` or more gives way to a neighbour that shares less.
 
     Args:
         tree: prefix tree of the job.
         group: `(num_requests,)` kinds in the order of the tree's leaves; below 0 for none to sample.
         fraction: share of each kind; 0 samples none.
         seed: same seed, same choice.
+        dear_prefix_tokens: prompt tokens that are dear to compute again.
 
     Returns:
         `(num_samples,)` seqs.
@@ -88,7 +93,9 @@ def choose_group_samples(tree: PrefixTree, group: Ints, fraction: float, seed: i
     if fraction <= 0:
         return np.empty(0, dtype=np.int64)
     generator = np.random.default_rng(seed)
-    chosen: list[Ints] = [np.empty(0, dtype=np.int64)]
+    chosen: list[int] = []
+    shared = tree.depth[tree.leaf_parent]
+    dear = np.where(shared < dear_prefix_tokens, 0, shared)
     order = np.argsort(group, kind="stable")
     order = order[group[order] >= 0]
     kinds = np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
@@ -97,9 +104,12 @@ def choose_group_samples(tree: PrefixTree, group: Ints, fraction: float, seed: i
         wanted = max(math.ceil(fraction * len(places)), least)
         num_samples = min(wanted, math.ceil(MAX_SAMPLED_SHARE * len(places)))
         edges = np.linspace(0, len(places), num_samples + 1).astype(np.int64)
-        if num_samples:
-            chosen.append(tree.seq[places[generator.integers(edges[:-1], edges[1:])]])
-    return np.concatenate(chosen)
+        for low, high in pairwise(edges.tolist()):
+            drawn = int(generator.integers(low, high))
+            # Neighbours from the one drawn on, round the end of their stretch.
+            behind = np.roll(places[low:high], low - drawn)
+            chosen.append(int(behind[np.argmin(dear[behind])]))
+    return tree.seq[np.array(chosen, dtype=np.int64)]
 
 
 def mix_alike(order: Ints, kind: Ints, is_alone: npt.NDArray[np.bool_], seed: int) -> Ints:

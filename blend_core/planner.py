@@ -18,6 +18,7 @@ from blend_core.output_length import (
     preset_lengths,
 )
 from blend_core.performance import (
+    DEAR_PREFIX_STEPS,
     MAX_NUM_BATCHED_TOKENS,
     StepTimeModel,
     compute_density,
@@ -219,7 +220,8 @@ def _samples(
         return choose_samples(tree, is_hidden[tree.leaf_row], config.sample_fraction, config.seed)
     if config.policy == "density_matched":
         hidden_group = np.where(is_hidden, group, -1)[tree.leaf_row]
-        return choose_group_samples(tree, hidden_group, config.sample_fraction, config.seed)
+        dear_tokens = DEAR_PREFIX_STEPS * config.max_num_batched_tokens
+        return choose_group_samples(tree, hidden_group, config.sample_fraction, config.seed, dear_tokens)
     return np.empty(0, dtype=np.int64)
 
 

@@ -50,8 +50,9 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     Where KV holds few requests, the room that this keeps for the left side may be worth more than what it
     gains. Then requests start as soon as there is room, and a step computes all that it can. Where reading
-    the weights takes longer than computing what is left, as on a device with little KV, KV ahead is not
-    looked at: it is the number of steps that counts, and one less is worth more than a preemption costs.
+    the weights takes longer than computing what is left, or a step takes so long anyway that it hides all
+    reading, as on devices with little KV, KV ahead is not looked at: it is the number of steps that counts,
+    and one less is worth more than a preemption costs.
 
     Lengths that are not known are learned from all requests of their kind, ended and running, in mid-run.
     Sampled requests come first on their side.
@@ -74,6 +75,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._pace = Pace.of(Work(), Work(), RunningWork(), limits, plan.step_times)
         self._balances = False
         self._right_limit_tokens = 0.0
+        self._held_up: int | None = None
         self._refresh_at = 0
         self._learn_at = 0
         super().__init__(plan, limits, ledger)
@@ -122,15 +124,20 @@ class DensityMatchedPolicy(QueuedPolicy):
             left is not None and self._left_turn.is_due_soon(left) and view.is_ready(ledger.seq[left])
         )
         left_fits = left is not None and left_waits and self._fits(view, left, num_blocks)
-        # KV that the left side waits for is not given to the right side, which could fill it for ever.
-        if right is not None and (left_fits or not left_waits) and self._is_below_limit(right):
+        if left_waits and not left_fits:
+            self._held_up = left
+        # KV that the left side waits for is not given to the right side, which could fill it for ever, nor
+        # once it is there.
+        may_start_right = not left_waits or (left_fits and left != self._held_up)
+        if right is not None and may_start_right and self._is_below_limit(right):
             seq = ledger.seq[right]
             if view.is_ready(seq) and self._fits(view, right, num_blocks):
                 return Admission(seq, RIGHT)
         if left is not None and left_fits and self._left_turn.is_due(left):
             return Admission(ledger.seq[left], LEFT)
         if num_running == 0:
-            for slot, side in ((right, RIGHT), (self._right_head(), RIGHT), (left, LEFT)):
+            heads = ((right, RIGHT), (self._right_head(), RIGHT), (left, LEFT))
+            for slot, side in reversed(heads) if left == self._held_up else heads:
                 if slot is not None and view.is_ready(ledger.seq[slot]):
                     return Admission(ledger.seq[slot], side)
         return None
@@ -246,7 +253,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
         self._balances = self._balance_pays(left_head, left)
-        looks_ahead = not self._pace.is_step_bound
+        looks_ahead = not self._pace.is_step_bound and self._pace.hidden_share > 0.0
         self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
         self._refresh_at = clock + _interval(clock, ledger.num_running[RIGHT] // REQUESTS_PER_STEP)
 

@@ -1,6 +1,6 @@
 """The paper's dual scan: two cursors, a memory split by density, and a token credit per side.
 
-To the letter of the paper, but for prefixes longer than any of its workloads has (`HELD_PREFIX_STEPS`).
+To the letter of the paper, but for prefixes longer than any of its workloads has (`DEAR_PREFIX_STEPS`).
 """
 
 from collections import deque
@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import ClassVar, Final
 
+from blend_core.performance import DEAR_PREFIX_STEPS
 from blend_core.plan import Plan
 from blend_core.policies.base import FOR_EVER, LEFT, RIGHT, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.ledger import DECODING, PREEMPTED, WAITING
@@ -21,10 +22,6 @@ number)."""
 
 BATCH_MULTIPLE: Final = 128
 """Batches of multiples of so many tokens suit GPUs (BlendServe §5.3)."""
-
-HELD_PREFIX_STEPS: Final = 2
-"""A prefix that fills so many steps is dear to compute again. No prompt of the paper's workloads shares as
-much at its 2,048 tokens a step."""
 
 
 class DualScanPolicy(QueuedPolicy):
@@ -46,7 +43,7 @@ class DualScanPolicy(QueuedPolicy):
     block each: where right requests fill KV for a while, `M_L` is still the left side's. Preempted requests
     have paid and need no credit; sampled requests come first on the side that their density puts them on.
 
-    One case that the paper's prompts do not have: a prefix of `HELD_PREFIX_STEPS` full steps. As long as a
+    One case that the paper's prompts do not have: a prefix of `DEAR_PREFIX_STEPS` full steps. As long as a
     request in flight holds it, a side's next request behind it starts whatever else the side holds, since it
     takes little room now and would have to compute the prefix again once the others have ended.
     """
@@ -59,7 +56,7 @@ class DualScanPolicy(QueuedPolicy):
         self._resident_tokens: dict[int, float] = {}
         self._rho = inf
         self._scanned: tuple[int | None, int | None] = (None, None)
-        self._held_prefix_tokens = HELD_PREFIX_STEPS * limits.max_num_batched_tokens
+        self._held_prefix_tokens = DEAR_PREFIX_STEPS * limits.max_num_batched_tokens
         super().__init__(plan, limits)
         for account in self._accounts.values():
             account.charge(0, -account.credit_tokens_per_step)

@@ -116,7 +116,7 @@ class Pace:
         left_kv_tokens: KV tokens that the left side holds at this pace.
         full_share: share of the steps that it takes if each computes all that it may.
         hidden_share: share of the time, all of it at most, that compute and KV reading hide of one another if
-            every step has both in proportion: what balancing them can gain.
+            every step has both in proportion, beyond what each step hides anyway: what balancing can gain.
         is_step_bound: reading the weights takes longer than computing what is left, so that the time taken is
             that of so many steps, and KV that nobody uses makes more of them.
     """
@@ -175,8 +175,12 @@ class Pace:
         decode_kv_tokens = left.decode_kv_tokens + right.decode_kv_tokens + running.held_kv_tokens
         token_s = times.gemm_s_per_token * (num_prefill_tokens + num_output_tokens)
         weight_read_s = times.weight_read_s * num_steps
-        compute_s = max(token_s, weight_read_s)
+        fixed_s = times.gemm_fixed_s * num_steps
+        compute_s = max(fixed_s + token_s, weight_read_s)
         read_s = times.decode_s_per_kv_token * decode_kv_tokens
+        # A step takes so long anyway: it hides as much reading, and tokens while the weights are read.
+        least_s = max(fixed_s, weight_read_s)
+        hidden_s = max(0.0, min(compute_s, read_s) - least_s) + min(token_s, least_s - fixed_s)
         return cls(
             num_steps,
             # The last prompt of the left side has an answer to come, which would run alone.
@@ -184,8 +188,8 @@ class Pace:
             decode_kv_tokens / num_steps,
             left_kv_tokens,
             num_full_steps / num_steps,
-            min(compute_s, read_s) / max(compute_s + read_s, 1e-30),
-            weight_read_s > token_s + times.gemm_fixed_s * num_steps,
+            hidden_s / max(compute_s + read_s, 1e-30),
+            weight_read_s > fixed_s + token_s,
         )
 
     def prefill_tokens(

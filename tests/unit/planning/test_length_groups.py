@@ -170,7 +170,7 @@ def samples_by_group(group: np.ndarray, fraction: float, seed: int = 0) -> tuple
     """Chosen places in the tree and the kind of each, for kinds given leaf by leaf."""
     requests = requests_of(alone(len(group)))
     tree = build_prefix_tree(requests, BLOCK_SIZE)
-    chosen = choose_group_samples(tree, group, fraction, seed)
+    chosen = choose_group_samples(tree, group, fraction, seed, 10**9)
     place_of = {seq: place for place, seq in enumerate(tree.seq.tolist())}
     places = np.array([place_of[seq] for seq in chosen.tolist()], dtype=np.int64)
     assert len(set(places.tolist())) == len(places)
@@ -206,6 +206,26 @@ def test_every_kind_is_sampled_and_known_lengths_are_not() -> None:
     numbers, counts = np.unique(kinds, return_counts=True)
     assert numbers.tolist() == [0, 1, 2]
     assert counts.tolist() == [32, 32, math.ceil(0.01 * (group == 2).sum())]
+
+
+def test_a_sample_leaves_a_dear_prefix_to_those_that_share_it() -> None:
+    # In lexical order pairs behind a long prefix and requests that are alone take turns.
+    rows: list[Row] = []
+    for number in range(0, 3_000, 10):
+        rows += [([(number, 5_120), (number + own, 40)], 0, 512) for own in (1, 2)]
+        rows.append(([(number + 3, 100)], 0, 512))
+    requests = requests_of(rows)
+    tree = build_prefix_tree(requests, BLOCK_SIZE)
+    group = np.zeros(len(rows), dtype=np.int64)
+    is_alone = tree.leaf_parent == 0
+    assert is_alone.sum() == 300
+
+    def chosen(dear_prefix_tokens: int) -> np.ndarray:
+        return np.isin(tree.seq, choose_group_samples(tree, group, 0.1, 0, dear_prefix_tokens))
+
+    assert chosen(5_120)[is_alone].sum() == chosen(5_120).sum() == 90
+    assert chosen(6_000)[is_alone].sum() < 45
+    assert (chosen(6_000) == chosen(10**9)).all()
 
 
 def test_samples_are_spread_over_their_kind() -> None:

@@ -94,7 +94,7 @@ def test_a_budget_is_never_below_a_token_nor_above_what_decoding_leaves(make_pla
 def test_few_prompt_tokens_a_step_are_saved_up_to_a_chunk(make_plan, view):
     # Reading the weights takes as long as 30 tokens and the fixed part: so many cost nothing in any step.
     times = StepTimeModel(1e-3, 1e-5, 1.3e-3, 1e-9, 1e-6, 0.15)
-    requests = [*dense(2_000, prompt=40), *long((3_000,) * 20, first=5_000)]
+    requests = [*dense(10_000, prompt=40), *long((3_000,) * 20, first=20_000)]
     desk = desk_of(make_plan, view, requests, step_times=times)
     desk.step(400)
     paced = desk.budgets[100:]

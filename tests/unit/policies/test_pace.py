@@ -185,15 +185,25 @@ def test_one_that_outlived_its_known_length_has_a_token_to_go():
     assert running_work([of_kind(None, [(50, 150, -3, 1)])]).num_output_tokens == 1
 
 
-def test_balancing_hides_no_more_than_the_shorter_of_compute_and_kv_reading():
+def test_balancing_hides_what_is_more_than_a_step_takes_anyway():
     even = Pace.of(LEFT, RIGHT, running(), LIMITS, TIMES)
-    compute_s = max(6_300 * TIMES.gemm_s_per_token, even.num_steps * TIMES.weight_read_s)
-    read_s = 140_000 * TIMES.decode_s_per_kv_token
-    assert even.hidden_share == pytest.approx(read_s / (compute_s + read_s))
-    slow = replace(TIMES, decode_s_per_kv_token=1e-3)
-    assert Pace.of(LEFT, RIGHT, running(), LIMITS, slow).hidden_share == pytest.approx(
-        compute_s / (compute_s + 140.0)
-    )
+    fixed_s, token_s = even.num_steps * TIMES.gemm_fixed_s, 6_300 * TIMES.gemm_s_per_token
+
+    def hidden_s(**changed):
+        times = replace(TIMES, **changed)
+        share = Pace.of(LEFT, RIGHT, running(), LIMITS, times).hidden_share
+        compute_s = max(times.gemm_fixed_s * even.num_steps + token_s, times.weight_read_s * even.num_steps)
+        return share * (compute_s + 140_000 * times.decode_s_per_kv_token)
+
+    # Much reading hides all tokens, little reading as much as goes beyond the fixed part.
+    much, little = 1e-3, (fixed_s + 0.2 * token_s) / 140_000
+    assert hidden_s(weight_read_s=0.0, decode_s_per_kv_token=much) == pytest.approx(token_s)
+    assert hidden_s(weight_read_s=0.0, decode_s_per_kv_token=little) == pytest.approx(0.2 * token_s)
+    # What the fixed part hides it hides in any order.
+    assert hidden_s(weight_read_s=0.0, decode_s_per_kv_token=1e-9) == 0.0
+    # Tokens that are computed while the weights are read cost nothing if they are spread.
+    weight_read_s = (fixed_s + 0.5 * token_s) / even.num_steps
+    assert hidden_s(weight_read_s=weight_read_s, decode_s_per_kv_token=1e-9) == pytest.approx(0.5 * token_s)
     assert Pace.of(Work(), Work(), running(), LIMITS, TIMES).hidden_share == 0.0
 
 
