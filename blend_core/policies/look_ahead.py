@@ -98,8 +98,9 @@ class LookAhead:
         head = head_of()
         if head is None:
             return
-        # What does not fit beside nothing never will; what did not in this step does not beside one more.
+        # What does not fit beside nothing never will.
         is_alone = self._ledger.num_running[RIGHT] == 0
+        # Not looked at twice in a step: what did not fit does not fit beside one more.
         blocked = head, self._ledger.clock, limit_tokens
         if not self._looks_ahead or is_alone or (blocked != self._blocked and self._fits(head, limit_tokens)):
             self.candidate = head

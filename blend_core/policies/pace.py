@@ -182,14 +182,15 @@ class Pace:
         least_s = max(fixed_s, weight_read_s)
         hidden_s = max(0.0, min(compute_s, read_s) - least_s) + min(token_s, least_s - fixed_s)
         return cls(
-            num_steps,
+            num_steps=num_steps,
             # The last prompt of the left side has an answer to come, which would run alone.
-            num_prefill_tokens / max(num_full_steps, num_steps - left_output_tokens, 1.0),
-            decode_kv_tokens / num_steps,
-            left_kv_tokens,
-            num_full_steps / num_steps,
-            hidden_s / max(compute_s + read_s, 1e-30),
-            weight_read_s > fixed_s + token_s,
+            prefill_tokens_per_step=num_prefill_tokens
+            / max(num_full_steps, num_steps - left_output_tokens, 1.0),
+            decode_kv_tokens_per_step=decode_kv_tokens / num_steps,
+            left_kv_tokens=left_kv_tokens,
+            full_share=num_full_steps / num_steps,
+            hidden_share=hidden_s / max(compute_s + read_s, 1e-30),
+            is_step_bound=weight_read_s > fixed_s + token_s,
         )
 
     def prefill_tokens(

@@ -150,7 +150,7 @@ def build_workload(mix: Mix, setting: Setting, seed: int) -> Workload:
     """Draws the requests of a mix; the same seed gives the same workload.
 
     A kind that has fewer requests than the mix asks for is used up, and the others are cut to keep the
-    density. Answers end where KV does, as those of an engine with so much of it would.
+    density. Answers end where KV does, so that every request can run.
 
     Raises:
         PlanError: no numbers of these kinds reach the density and the sharing.

@@ -100,6 +100,8 @@ def run_tasks(
 
     Raises:
         PlanError: a process was ended from outside.
+
+    What a task raises is raised, and those that have not begun never do.
     """
     results: dict[int, _Result] = {}
 
@@ -123,6 +125,10 @@ def run_tasks(
                     "A process of the study was ended from outside, most likely for want of memory; "
                     "ask for smaller workloads."
                 ) from None
+            except BaseException:
+                # What has not begun would be waited for, and thrown away.
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     return [results[place] for place in range(len(tasks))]
 
 

@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blend_core.length_distribution import (
@@ -224,10 +224,20 @@ asked = st.tuples(
 )
 
 
+LONG_AND_SHORT = [(0, 300, 900, True, True, 1.0), (0, 10, 5, True, True, 1.0), (0, 1, 900, True, False, -1.0)]
+"""The peak of one that joined must not hide a higher one before it."""
+
+
 @settings(deadline=None)
-@given(st.lists(asked, min_size=1, max_size=25), st.sampled_from([-6.0, 0.0, 1.5]))
-def test_bounds_and_sums_put_off_answer_as_plain_sums_do(requests_asked, deviations):
-    lengths = LengthDistribution(900, length_counts(np.arange(10, 900, 7)))
+@given(
+    st.lists(asked, min_size=1, max_size=25),
+    st.sampled_from([-6.0, 0.0, 1.5]),
+    st.sampled_from([range(10, 900, 7), range(800, 900)]),
+)
+@example(LONG_AND_SHORT, 0.0, range(10, 900, 7))
+@example([(0, 100, 1, False, False, -1.0)], 1.5, range(800, 900))
+def test_bounds_and_sums_put_off_answer_as_plain_sums_do(requests_asked, deviations, answers):
+    lengths = LengthDistribution(900, length_counts(np.array(answers)))
     projection, plain, clock = KvProjection(), PlainSums(deviations), 0
     projection.replace(0, NOTHING.copy(), NOTHING.copy(), deviations)
     for pause, held, left, is_known, is_forced, room in requests_asked:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 
 import pyarrow as pa
@@ -101,6 +102,15 @@ def test_a_task_that_runs_alone_is_told_of_as_well():
 def test_a_process_that_is_ended_from_outside_is_an_error_of_the_study():
     with pytest.raises(PlanError, match="ended from outside"):
         run_tasks(os._exit, [1, 1], lambda text: None, repr)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="on one core tasks have no process of their own")
+def test_a_task_that_fails_ends_the_study_before_the_others_begin(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="non-negative"):
+        run_tasks(time.sleep, [-1.0, *[0.5] * 120], lambda text: None, repr)
+    assert time.monotonic() - begin < 20, "all of them would take 30 s"
 
 
 def test_the_grid_is_summed_up():
