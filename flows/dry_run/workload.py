@@ -189,9 +189,11 @@ class Workload:
         )
 
     def _min_num_steps(self, plan: Plan) -> float:
-        target = self.target
-        totals = WorkTotals.of(plan.num_prompt_tokens, plan.num_shared_tokens, self._actual(plan))
-        return totals.num_steps(target.model, target.device, target.limits.max_num_batched_tokens)
+        """Returns the steps of the optimum, or more where no more requests at once may decode."""
+        target, actual = self.target, self._actual(plan)
+        totals = WorkTotals.of(plan.num_prompt_tokens, plan.num_shared_tokens, actual)
+        num_steps = totals.num_steps(target.model, target.device, target.limits.max_num_batched_tokens)
+        return max(num_steps, float(actual.sum()) / target.limits.max_num_seqs)
 
     def _part(self, plan: Plan, positions: npt.NDArray[np.int64]) -> Plan:
         target = self.target

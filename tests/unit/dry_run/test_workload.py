@@ -68,6 +68,21 @@ def test_a_sample_takes_the_steps_of_a_long_answer_once(
     assert found.duration_s == pytest.approx(expected.duration_s, rel=0.1)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_a_sample_tells_the_duration_of_what_many_at_once_decode(
+    few_long: MakeWorkload, a100: Target, policy: str, overlap: bool
+) -> None:
+    # KV would hold ten times the 64 answers of 100 steps that are decoded at once.
+    few_at_once = replace(a100, limits=replace(a100.limits, max_num_seqs=64))
+    whole = replace(few_long(0, 6_000, 100, is_preset=True, overlap=overlap), target=few_at_once)
+    sampled = replace(whole, size=SimulationSize(max_num_requests=5_000, num_sampled=2_000))
+    plan = whole.plan(policy)
+    expected, found = whole.simulate(plan, silent), sampled.simulate(plan, silent)
+    assert found.num_simulated < 3_000
+    assert found.duration_s == pytest.approx(expected.duration_s, rel=0.05)
+
+
 def test_preemptions_of_a_sample_are_its_own(workload: MakeWorkload, a100: Target) -> None:
     tight = replace(a100, limits=replace(a100.limits, num_blocks=400))
     load = replace(
