@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from blend_core.errors import PlanError
-from blend_core.prefix_tree import PrefixTree
+from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile
 from flows.cli.plan_source import PlanInput
@@ -17,7 +17,7 @@ from flows.dry_run.lengths import (
     lengths_by_record,
 )
 from flows.dry_run.target import own_target, target_of
-from flows.dry_run.workload import QUICK, SimulationSize, Workload, prefix_tree_of, requests_that_fit
+from flows.dry_run.workload import QUICK, SimulationSize, Workload, requests_that_fit
 from flows.job_parts import JobOptions
 from flows.serving import Serving
 from flows.settings import Settings
@@ -63,7 +63,7 @@ def workload_of(
     )
     requests = requests_that_fit(asked.requests, target)
     on_progress(f"building the prefix tree of {len(requests):,} prompts")
-    tree = prefix_tree_of(requests, target)
+    tree = build_prefix_tree(requests, target.limits.block_size)
     return Workload(
         requests,
         tree,

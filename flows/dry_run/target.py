@@ -92,7 +92,12 @@ def target_of(
         device = device.scaled(num_devices)
     kv_bytes = (all_kv - excess) * min(num_heads, num_devices) / num_devices
     device = replace(device, kv_capacity_bytes=kv_bytes)
-    limits = _limits(model, device, block_size, LARGE_NUM_SEQS, MAX_NUM_BATCHED_TOKENS)
+    limits = EngineLimits(
+        block_size=block_size,
+        num_blocks=num_kv_blocks(model, device.kv_capacity_bytes, block_size),
+        max_num_seqs=LARGE_NUM_SEQS,
+        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+    )
     return Target(model, device, limits, num_devices)
 
 
@@ -102,18 +107,3 @@ def _shares_heads(model: ModelSpec, num_devices: int) -> bool:
         return False
     is_copied = model.latent_kv_size is not None or num_devices % model.num_kv_heads == 0
     return is_copied or model.num_kv_heads % num_devices == 0
-
-
-def _limits(
-    model: ModelSpec,
-    device: DeviceProfile,
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-) -> EngineLimits:
-    return EngineLimits(
-        block_size=block_size,
-        num_blocks=num_kv_blocks(model, device.kv_capacity_bytes, block_size),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-    )

@@ -12,7 +12,7 @@ from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub
 from blend_core.performance import WorkTotals, practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, plan_tree
-from blend_core.prefix_tree import PrefixTree, build_prefix_tree, without_leaves
+from blend_core.prefix_tree import PrefixTree, without_leaves
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
@@ -241,11 +241,6 @@ def _fits(
     num_kv_tokens = requests.num_prompt_tokens + num_output_tokens - 1
     fits = num_kv_tokens <= target.limits.num_blocks * target.limits.block_size
     return np.asarray(fits, dtype=np.bool_)
-
-
-def prefix_tree_of(requests: RequestArrays, target: Target) -> PrefixTree:
-    """Returns the prefix tree of the requests, at least one."""
-    return build_prefix_tree(requests, target.limits.block_size)
 
 
 def _work_s(plan: Plan) -> float:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from blend_core.prefix_tree import build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import load_device_profile, model_spec_preset
 from flows.dry_run.lengths import lengths_by_bounds
 from flows.dry_run.target import Target, target_of
-from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of
+from flows.dry_run.workload import SimulationSize, Workload
 
 MakeRequests = Callable[..., RequestArrays]
 MakeWorkload = Callable[..., Workload]
@@ -69,7 +70,7 @@ def few_long(a100: Target) -> MakeWorkload:
             min_tokens=max_tokens.copy() if is_preset else np.zeros(num_requests, dtype=np.int32),
             max_tokens=max_tokens,
         )
-        tree = prefix_tree_of(requests, a100)
+        tree = build_prefix_tree(requests, a100.limits.block_size)
         lengths = lengths_by_bounds(requests, tree, np.random.default_rng(0))
         return Workload(requests, tree, lengths, a100, overlap, size or SimulationSize())
 
@@ -80,7 +81,7 @@ def few_long(a100: Target) -> MakeWorkload:
 def workload(mixed: MakeRequests, a100: Target) -> MakeWorkload:
     def make(num_requests: int, *, overlap: bool = False, size: SimulationSize | None = None) -> Workload:
         requests = mixed(num_requests)
-        tree = prefix_tree_of(requests, a100)
+        tree = build_prefix_tree(requests, a100.limits.block_size)
         lengths = lengths_by_bounds(requests, tree, np.random.default_rng(0))
         return Workload(requests, tree, lengths, a100, overlap, size or SimulationSize())
 

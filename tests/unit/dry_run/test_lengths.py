@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from blend_core.length_priors import LengthPriors, TemplateLengths
+from blend_core.prefix_tree import build_prefix_tree
 from blend_core.request import RequestArrays
 from flows.dry_run.lengths import (
     lengths_by_bounds,
@@ -15,7 +16,6 @@ from flows.dry_run.lengths import (
     lengths_by_record,
 )
 from flows.dry_run.target import Target
-from flows.dry_run.workload import prefix_tree_of
 
 MakeRequests = Callable[..., RequestArrays]
 
@@ -29,7 +29,7 @@ def test_without_knowledge_any_length_up_to_the_bound_is_as_likely(
     mixed: MakeRequests, a100: Target, rng: np.random.Generator
 ) -> None:
     requests = mixed(3_000)
-    lengths = lengths_by_bounds(requests, prefix_tree_of(requests, a100), rng)
+    lengths = lengths_by_bounds(requests, build_prefix_tree(requests, a100.limits.block_size), rng)
     long_ones = requests.max_tokens == 600
     assert lengths.actual.min() >= 1
     assert np.all(lengths.actual <= requests.max_tokens)
@@ -64,7 +64,7 @@ def test_a_recorded_length_is_found_by_the_simulation_and_hidden_from_the_plan(
     mixed: MakeRequests, a100: Target, rng: np.random.Generator
 ) -> None:
     requests = mixed(300)
-    tree = prefix_tree_of(requests, a100)
+    tree = build_prefix_tree(requests, a100.limits.block_size)
     truth = np.where(requests.max_tokens == 600, rng.integers(100, 200, 300), 2)
     recorded = {int(seq): int(length) for seq, length in zip(requests.seq, truth, strict=True)}
     lengths = lengths_by_record(requests, tree, recorded, rng)
@@ -83,7 +83,7 @@ def test_records_tell_about_the_requests_that_have_none(
 ) -> None:
     requests = mixed(300)
     recorded = {seq: 150 if requests.max_tokens[seq] == 600 else 2 for seq in range(200)}
-    lengths = lengths_by_record(requests, prefix_tree_of(requests, a100), recorded, rng)
+    lengths = lengths_by_record(requests, build_prefix_tree(requests, a100.limits.block_size), recorded, rng)
     rest = slice(200, 300)
     expected = np.where(requests.max_tokens[rest] == 600, 150, 2)
     assert np.array_equal(lengths.actual[rest], expected)
@@ -100,11 +100,13 @@ def test_earlier_nights_give_mean_and_spread_of_their_template(
     earlier = TemplateLengths(80.0, 80 * 150.0, 40 * (100.0**2 + 200.0**2), ((94, 40.0), (197, 40.0)))
     priors = LengthPriors(np.where(is_long, 0, -1), (earlier,))
 
-    lengths = lengths_by_earlier_nights(requests, prefix_tree_of(requests, a100), priors, rng)
+    lengths = lengths_by_earlier_nights(
+        requests, build_prefix_tree(requests, a100.limits.block_size), priors, rng
+    )
 
     assert set(lengths.estimates.mean[is_long]) == {150.0}
     assert lengths.actual[is_long].mean() == pytest.approx(150, rel=0.05)
     assert lengths.actual[is_long].std() == pytest.approx(50, rel=0.05)
-    by_bounds = lengths_by_bounds(requests, prefix_tree_of(requests, a100), rng)
+    by_bounds = lengths_by_bounds(requests, build_prefix_tree(requests, a100.limits.block_size), rng)
     assert np.array_equal(lengths.estimates.mean[~is_long], by_bounds.estimates.mean[~is_long])
     assert lengths.num_recorded == is_long.sum()

@@ -10,13 +10,14 @@ import pytest
 from blend_core.errors import PlanError
 from blend_core.partition import sub_plan
 from blend_core.performance import memory_s
+from blend_core.prefix_tree import build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.forecast import FORECAST_POLICIES, forecast
 from flows.dry_run.histogram import MAX_NUM_BINS, density_bins
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
-from flows.dry_run.workload import SimulationSize, Workload, prefix_tree_of, requests_that_fit
+from flows.dry_run.workload import SimulationSize, Workload, requests_that_fit
 
 MakeWorkload = Callable[..., Workload]
 
@@ -239,7 +240,7 @@ def test_answers_that_outgrow_kv_are_refused_and_not_in_the_optimum(
     alone = replace(
         load,
         requests=rest,
-        tree=prefix_tree_of(rest, tight),
+        tree=build_prefix_tree(rest, tight.limits.block_size),
         lengths=replace(load.lengths, actual=load.lengths.actual[answered]),
     )
     assert told.summary.optimum_s == pytest.approx(alone.optimum_s())
