@@ -6,6 +6,18 @@ import numpy as np
 import numpy.typing as npt
 
 
+def longest_kv_tokens(
+    num_prompt_tokens: npt.ArrayLike, max_tokens: npt.ArrayLike, max_model_len: int
+) -> npt.NDArray[np.int64]:
+    """Returns the tokens of KV that requests need with the longest answer they may have; arguments broadcast.
+
+    A request that needs more than the whole cache holds is refused before it runs. The model's length ends an
+    answer, too, and the last token of one is never read.
+    """
+    longest = np.asarray(num_prompt_tokens, dtype=np.int64) + np.asarray(max_tokens, dtype=np.int64)
+    return np.asarray(np.minimum(longest, max_model_len) - 1, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one answer is sampled; field names are vLLM's.

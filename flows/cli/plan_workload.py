@@ -71,7 +71,7 @@ def workload_of(
         target,
         overlap=overlap,
         size=QUICK if quick else SimulationSize(),
-        num_too_large=len(asked.requests) - len(requests),
+        num_refused=len(asked.requests) - len(requests),
     )
 
 

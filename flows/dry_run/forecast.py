@@ -23,7 +23,6 @@ class PolicyForecast:
         fraction_of_optimum: the practical optimum over that duration.
         simulated_sharing: share of prompt tokens served from the cache, of those that were simulated.
         num_preempted: preemptions of those that were simulated.
-        num_refused: requests that need more KV than there is.
         num_simulated: requests that were simulated; fewer than there are where a sample stands for all.
     """
 
@@ -33,7 +32,6 @@ class PolicyForecast:
     fraction_of_optimum: float
     simulated_sharing: float
     num_preempted: int
-    num_refused: int
     num_simulated: int
 
 
@@ -68,7 +66,7 @@ class Forecast:
     Attributes:
         policy: the job's.
         summary: of the plan for that policy; what does not depend on the order holds for every policy. Its
-            optimum is that of the answers that KV holds, at the lengths that the simulation finds.
+            optimum is at the lengths that the simulation finds.
         policies: one entry per policy, in the order of `FORECAST_POLICIES`.
         density_bins: requests by their compute density.
         deadline: None where none was asked for.
@@ -103,7 +101,7 @@ def forecast(
         on_progress(f"planning for {name}")
         plan = workload.plan(name)
         simulated = workload.simulate(plan, _named(name, on_progress))
-        entries.append(_entry(plan, simulated, optimum_s, workload.num_too_large))
+        entries.append(_entry(plan, simulated, optimum_s))
         if name == policy:
             chosen, expected_s = plan, entries[-1].estimated_duration_s
     deadline = None
@@ -118,7 +116,7 @@ def forecast(
     )
 
 
-def _entry(plan: Plan, simulated: Simulated, optimum_s: float, num_too_large: int) -> PolicyForecast:
+def _entry(plan: Plan, simulated: Simulated, optimum_s: float) -> PolicyForecast:
     return PolicyForecast(
         policy=plan.policy,
         prefix_sharing=plan.summary.prefix_sharing_planned,
@@ -126,7 +124,6 @@ def _entry(plan: Plan, simulated: Simulated, optimum_s: float, num_too_large: in
         fraction_of_optimum=optimum_s / simulated.duration_s,
         simulated_sharing=simulated.prefix_sharing,
         num_preempted=simulated.num_preempted,
-        num_refused=num_too_large + simulated.num_refused,
         num_simulated=simulated.num_simulated,
     )
 

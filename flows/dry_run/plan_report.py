@@ -66,6 +66,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
     return {
         "source": report.source,
         "invalid": report.num_bad,
+        "num_refused": workload.num_refused,
         "error_codes": report.bad_by_code,
         "counted_with_tokenizer": report.counted_with_tokenizer,
         "model": target.model.name,
@@ -157,10 +158,16 @@ def _reservations(report: PlanReport) -> list[Fact]:
                 "simulated, and what grows with the work was scaled by their share of it",
             )
         )
-    num_refused = told.expected.num_refused
+    num_refused = report.workload.num_refused
     if num_refused:
-        need = "needs" if num_refused == 1 else "need"
-        rows.append(("too large", f"{count_text(num_refused, 'request')} {need} more KV than there is"))
+        needs, it = ("needs", "it") if num_refused == 1 else ("need", "them")
+        rows.append(
+            (
+                "too large",
+                f"{count_text(num_refused, 'request')} {needs} more KV for prompt and max_tokens than there "
+                f"is; a job refuses {it}",
+            )
+        )
     return rows
 
 

@@ -12,8 +12,8 @@ from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub
 from blend_core.performance import WorkTotals, practical_optimum_s
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, plan_tree
-from blend_core.prefix_tree import PrefixTree, without_leaves
-from blend_core.request import RequestArrays
+from blend_core.prefix_tree import PrefixTree
+from blend_core.request import RequestArrays, longest_kv_tokens
 from blend_core.simulator import simulate
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
 from flows.dry_run.sampling import duration_of_whole_s, sample_positions
@@ -47,14 +47,12 @@ class Simulated:
         duration_s: seconds from the first step to the last; of a sample, what that amounts to for the whole.
         prefix_sharing: share of prompt tokens served from the cache, of those that were simulated.
         num_preempted: preemptions of those that were simulated.
-        num_refused: requests that need more KV than there is; of a sample, as many as that makes of all.
         num_simulated: requests that were simulated.
     """
 
     duration_s: float
     prefix_sharing: float
     num_preempted: int
-    num_refused: int
     num_simulated: int
 
 
@@ -69,7 +67,7 @@ class Workload:
         target: model, device and limits.
         overlap: whether the engine runs decode attention beside compute.
         size: how much is simulated.
-        num_too_large: requests that were left out since nothing in `target` can hold them.
+        num_refused: requests that were left out, since a job refuses them.
     """
 
     requests: RequestArrays
@@ -78,7 +76,7 @@ class Workload:
     target: Target
     overlap: bool
     size: SimulationSize
-    num_too_large: int = 0
+    num_refused: int = 0
 
     def plan(self, policy: str) -> Plan:
         """Returns the plan that a job of that policy would begin with."""
@@ -98,19 +96,13 @@ class Workload:
         )
 
     def optimum_s(self) -> float:
-        """Returns the practical optimum of the answers that KV holds, at the lengths that a simulation finds.
-
-        A simulation starts the others and gives them up when they outgrow KV. What it takes until then is in
-        its duration; in the optimum they are not.
-        """
-        fits = _fits(self.requests, self.lengths.actual, self.target)
-        tree = self.tree if fits.all() else without_leaves(self.tree, self.requests, ~fits)
+        """Returns the practical optimum at the lengths that a simulation finds."""
         return practical_optimum_s(
             self.target.model,
             self.target.device,
-            tree.num_prompt_tokens,
-            tree.num_shared_tokens,
-            self.lengths.actual[tree.leaf_row],
+            self.tree.num_prompt_tokens,
+            self.tree.num_shared_tokens,
+            self.lengths.actual[self.tree.leaf_row],
             max_num_batched_tokens=self.target.limits.max_num_batched_tokens,
         )
 
@@ -143,7 +135,6 @@ class Workload:
             duration_s=duration_s,
             prefix_sharing=result.prefix_sharing,
             num_preempted=result.num_preempted,
-            num_refused=round(result.num_refused * num_requests / len(part)),
             num_simulated=len(part),
         )
 
@@ -172,10 +163,8 @@ class Workload:
         )
 
     def _actual(self, plan: Plan) -> npt.NDArray[np.int64]:
-        """Returns `(num_requests,)` tokens of each answer in the plan's order, as far as KV holds them."""
-        limits = self.target.limits
-        actual = self.lengths.actual[np.searchsorted(self.requests.seq, plan.seq)]
-        return np.minimum(actual, limits.num_blocks * limits.block_size)
+        """Returns `(num_requests,)` tokens of each answer in the plan's order."""
+        return self.lengths.actual[np.searchsorted(self.requests.seq, plan.seq)]
 
     def _optimum_s(self, plan: Plan) -> float:
         target = self.target
@@ -220,27 +209,21 @@ class _Progress:
 
 
 def requests_that_fit(requests: RequestArrays, target: Target) -> RequestArrays:
-    """Returns the requests that have room in KV with their shortest answer; the others never run.
+    """Returns the requests that KV holds with their longest answer; a job refuses the others.
 
     Raises:
         PlanError: no request fits.
     """
-    fits = _fits(requests, np.maximum(requests.min_tokens, 1), target)
+    needed = longest_kv_tokens(requests.num_prompt_tokens, requests.max_tokens, target.model.max_model_len)
+    fits = needed <= target.limits.num_blocks * target.limits.block_size
     if fits.all():
         return requests
     if not fits.any():
-        raise PlanError(f"Every request needs more KV than {target.device.name} has; name a larger device.")
+        raise PlanError(
+            f"Every request needs more KV than {target.device.name} has; lower max_tokens, or name a larger "
+            "device."
+        )
     return requests.take(np.flatnonzero(fits))
-
-
-def _fits(
-    requests: RequestArrays, num_output_tokens: npt.NDArray[np.integer], target: Target
-) -> npt.NDArray[np.bool_]:
-    """Returns `(num_requests,)` bool: KV holds the prompt and an answer of that length."""
-    # The last token of an answer is never read.
-    num_kv_tokens = requests.num_prompt_tokens + num_output_tokens - 1
-    fits = num_kv_tokens <= target.limits.num_blocks * target.limits.block_size
-    return np.asarray(fits, dtype=np.bool_)
 
 
 def _work_s(plan: Plan) -> float:

@@ -11,7 +11,7 @@ from blend_core.errors import RequestErrorCode
 from blend_core.length_priors import LengthPriors
 from blend_core.plan import Plan
 from blend_core.planner import PlanConfig, build_plan
-from blend_core.request import RequestArrays
+from blend_core.request import RequestArrays, longest_kv_tokens
 from blend_core.simulator import simulate, with_simulation
 from blend_core.wording import count_text, duration_text
 from flows.stages.context import JobContext
@@ -127,9 +127,7 @@ def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestAr
     model = wiring.model_spec(context.spec)
     limits = wiring.engine_limits(context.spec, model)
     capacity = limits.num_blocks * limits.block_size
-    # The last token of an answer is never read, so it needs no KV.
-    longest = requests.num_prompt_tokens + requests.max_tokens.astype(np.int64)
-    needed = np.minimum(longest, model.max_model_len) - 1
+    needed = longest_kv_tokens(requests.num_prompt_tokens, requests.max_tokens, model.max_model_len)
     too_large = needed > capacity
     if not too_large.any():
         return requests

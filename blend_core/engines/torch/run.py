@@ -23,7 +23,7 @@ from blend_core.engines.torch.sequence import AnswerRules, Sequence
 from blend_core.engines.windows import WindowAccumulator
 from blend_core.errors import EngineError, RequestErrorCode
 from blend_core.policies.factory import make_policy
-from blend_core.request import Request
+from blend_core.request import Request, longest_kv_tokens
 from blend_core.wording import count_text
 
 
@@ -161,8 +161,7 @@ class Run:
                 f"The prompt has {count_text(len(token_ids), 'token')}; "
                 f"the model takes at most {max_model_len - 1:,}.",
             )
-        # The last token of an answer is never read, so it needs no KV.
-        num_tokens = min(len(token_ids) + request.sampling.max_tokens, max_model_len) - 1
+        num_tokens = int(longest_kv_tokens(len(token_ids), request.sampling.max_tokens, max_model_len))
         capacity = self._limits.num_blocks * self._limits.block_size
         if num_tokens > capacity:
             return (

@@ -11,7 +11,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.errors import RequestErrorCode
-from blend_core.request import Request
+from blend_core.request import Request, longest_kv_tokens
 from blend_core.wording import count_text
 
 Problem = tuple[RequestErrorCode, str]
@@ -49,8 +49,7 @@ class RequestRules:
                 f"The prompt has {count_text(len(token_ids), 'token')}; "
                 f"the model takes at most {self.max_model_len - 1:,}.",
             )
-        # The last token of an answer is never read, so it needs no KV.
-        num_tokens = min(len(token_ids) + request.sampling.max_tokens, self.max_model_len) - 1
+        num_tokens = int(longest_kv_tokens(len(token_ids), request.sampling.max_tokens, self.max_model_len))
         if num_tokens > self.kv_capacity_tokens:
             return (
                 RequestErrorCode.REQUEST_TOO_LARGE,

@@ -242,6 +242,25 @@ def test_of_a_large_file_a_sample_is_simulated_and_said_so(
     assert [row[-2:] for row in table] == [["-", "-"]] * len(FORECAST_POLICIES)
 
 
+def test_requests_that_a_job_refuses_are_counted_and_not_planned(
+    blend: Callable[..., Any], planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    on_l4 = ("--model", "llama-3.1-8b", "--device", "l4")
+    large = [chat(f"large {number}", f"Tell {number}.", max_tokens=60_000) for number in range(3)]
+    file = write(*mixed_lines(20), *large)
+    told = planned(file, *on_l4)
+    assert (told["num_refused"], told["invalid"], told["summary"]["num_requests"]) == (3, 0, 20)
+    alone = planned(write(*mixed_lines(20), name="alone.jsonl"), *on_l4)
+    assert told | {"source": "", "num_refused": 0} == alone | {"source": ""}
+    assert (
+        "3 requests need more KV for prompt and max_tokens than there is; a job refuses them"
+        in blend("plan", file, *on_l4).stdout
+    )
+    none_fits = blend("plan", write(*large, name="large.jsonl"), *on_l4)
+    assert none_fits.status == 1
+    assert "Every request needs more KV than l4 has; lower max_tokens" in none_fits.stderr
+
+
 def test_the_same_file_gives_the_same_plan(
     planned: Callable[..., dict[str, Any]], write: Callable[..., str]
 ) -> None:

@@ -15,6 +15,7 @@ from blend_core.request import RequestArrays
 from blend_core.simulator import simulate
 from flows.dry_run.forecast import FORECAST_POLICIES, forecast
 from flows.dry_run.histogram import MAX_NUM_BINS, density_bins
+from flows.dry_run.lengths import lengths_by_bounds
 from flows.dry_run.sampling import sample_positions
 from flows.dry_run.target import Target
 from flows.dry_run.workload import SimulationSize, Workload, requests_that_fit
@@ -213,42 +214,52 @@ def test_one_density_is_one_story(mixed: Callable[..., RequestArrays], workload:
     assert [entry.num_requests for entry in told.density_bins if entry.num_requests] == [1]
 
 
-def test_requests_that_no_kv_holds_are_left_out(mixed: Callable[..., RequestArrays], a100: Target) -> None:
-    requests = mixed(30)
-    tight = replace(a100, limits=replace(a100.limits, num_blocks=20))  # 320 tokens: prompts have 50 or 360
-    fitting = requests_that_fit(requests, tight)
-    assert set(fitting.num_prompt_tokens.tolist()) == {50}
-    assert fitting.seq.tolist() == [number for number in range(30) if number % 3 == 0]
-    assert requests_that_fit(requests, a100) is requests
-    with pytest.raises(PlanError, match="more KV"):
-        requests_that_fit(requests, replace(a100, limits=replace(a100.limits, num_blocks=3)))
+def test_a_request_that_fits_to_the_token_is_kept(mixed: Callable[..., RequestArrays], a100: Target) -> None:
+    # Of the last token nothing is kept: 50 of prompt and 335 of answer need 384 tokens, 24 blocks.
+    requests = mixed(30, long_answer=335)
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=24))
+    assert requests_that_fit(requests, tight) is requests
+    longer = replace(requests, max_tokens=requests.max_tokens + 1)
+    assert set(requests_that_fit(longer, tight).max_tokens.tolist()) == {5}
 
 
-def test_answers_that_outgrow_kv_are_refused_and_not_in_the_optimum(
-    workload: MakeWorkload, a100: Target
+def test_an_answer_ends_with_the_context_of_the_model(
+    mixed: Callable[..., RequestArrays], a100: Target
 ) -> None:
-    # 544 tokens: every prompt fits, and of the answers of up to 600 tokens behind 50 of prompt most do.
-    tight = replace(a100, limits=replace(a100.limits, num_blocks=34))
-    loose = workload(60)
-    load = replace(loose, target=tight)
-    num_kv_tokens = load.requests.num_prompt_tokens + load.lengths.actual - 1
-    answered = np.flatnonzero(num_kv_tokens <= 544)
-    assert 50 <= len(answered) < 60
-    told = forecast(load, "dfs", None, silent)
-    assert {entry.num_refused for entry in told.policies} == {60 - len(answered)}
-    rest = load.requests.take(answered)
-    alone = replace(
-        load,
-        requests=rest,
-        tree=build_prefix_tree(rest, tight.limits.block_size),
-        lengths=replace(load.lengths, actual=load.lengths.actual[answered]),
-    )
-    assert told.summary.optimum_s == pytest.approx(alone.optimum_s())
-    assert told.summary.optimum_s < 0.9 * loose.optimum_s()
-    for entry in told.policies:
-        assert entry.fraction_of_optimum == told.summary.optimum_s / entry.estimated_duration_s
+    requests = mixed(30, long_answer=10_000)
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=64))
+    assert len(requests_that_fit(requests, tight)) == 20
+    short = replace(tight, model=replace(tight.model, max_model_len=1025))
+    assert requests_that_fit(requests, short) is requests
 
 
-def test_a_forecast_counts_what_was_left_out_as_refused(workload: MakeWorkload) -> None:
-    told = forecast(replace(workload(12), num_too_large=2), "dfs", None, silent)
-    assert {entry.num_refused for entry in told.policies} == {2}
+def test_requests_that_kv_never_holds_are_an_error(mixed: Callable[..., RequestArrays], a100: Target) -> None:
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=3))
+    with pytest.raises(PlanError, match="more KV than a100-80g has; lower max_tokens"):
+        requests_that_fit(mixed(30), tight)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_simulation_answers_every_request_that_fits(
+    mixed: Callable[..., RequestArrays], a100: Target, overlap: bool
+) -> None:
+    requests = mixed(300, long_answer=335)
+    requests = replace(requests, min_tokens=requests.max_tokens)
+    tight = replace(a100, limits=replace(a100.limits, num_blocks=24))
+    assert requests_that_fit(requests, tight) is requests
+    tree = build_prefix_tree(requests, 16)
+    lengths = lengths_by_bounds(requests, tree, np.random.default_rng(0))
+    load = Workload(requests, tree, lengths, tight, overlap, SimulationSize())
+    for policy in FORECAST_POLICIES:
+        plan = load.plan(policy)
+        ran = simulate(
+            requests,
+            lengths.actual,
+            plan,
+            policy,
+            tight.model,
+            tight.device,
+            tight.limits,
+            overlap=overlap,
+        )
+        assert ran.num_refused == 0
