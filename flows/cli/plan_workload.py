@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from blend_core.errors import PlanError
+from blend_core.output_length import preset_lengths
 from blend_core.prefix_tree import PrefixTree, build_prefix_tree
 from blend_core.request import RequestArrays
 from blend_core.specs import DeviceProfile
@@ -85,6 +86,6 @@ def _answer_lengths(
         return lengths_by_mean(requests, expected_output_tokens, rng)
     if asked.recorded:
         return lengths_by_record(requests, tree, asked.recorded, rng)
-    if (priors.telling() >= 0).any():
+    if ((priors.telling() >= 0) & ~preset_lengths(requests)).any():
         return lengths_by_earlier_nights(requests, tree, priors, rng)
     return lengths_by_bounds(requests, tree, rng)

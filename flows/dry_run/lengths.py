@@ -37,7 +37,8 @@ class AnswerLengths:
         estimates: what the planner is told.
         actual: `(num_requests,)` int64, what the simulation finds; the planner never sees it.
         num_preset: requests whose length is fixed before they run.
-        num_recorded: requests whose length an earlier run recorded.
+        num_recorded: requests whose length an earlier run recorded; by earlier nights, those of no fixed
+            length whose template tells.
         priors: what earlier nights tell, row by row of the requests; the estimates rest on them.
     """
 
@@ -116,7 +117,7 @@ def lengths_by_earlier_nights(
         requests,
         estimates,
         _drawn(requests, estimates, rng),
-        int((priors.telling() >= 0).sum()),
+        int(((priors.telling() >= 0) & ~estimates.known).sum()),
     )
     return replace(answers, priors=priors)
 

@@ -15,6 +15,7 @@ from flows.dry_run.lengths import (
     lengths_by_mean,
     lengths_by_record,
 )
+from flows.dry_run.plan_sentences import assumption_text
 from flows.dry_run.target import Target
 
 MakeRequests = Callable[..., RequestArrays]
@@ -110,3 +111,23 @@ def test_earlier_nights_give_mean_and_spread_of_their_template(
     by_bounds = lengths_by_bounds(requests, build_prefix_tree(requests, a100.limits.block_size), rng)
     assert np.array_equal(lengths.estimates.mean[~is_long], by_bounds.estimates.mean[~is_long])
     assert lengths.num_recorded == is_long.sum()
+
+
+def test_a_fixed_length_is_not_told_by_earlier_nights(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(30)
+    is_long = requests.max_tokens == 600
+    requests = replace(requests, min_tokens=np.where(is_long, 0, 4).astype(np.int32))
+    # The template tells of six fixed lengths, and of all but three of the others.
+    template = np.where(is_long, 0, -1)
+    template[np.flatnonzero(~is_long)[:6]] = 0
+    template[np.flatnonzero(is_long)[:3]] = -1
+    earlier = TemplateLengths(80.0, 80 * 150.0, 80 * 150.0**2, ((150, 80.0),))
+    tree = build_prefix_tree(requests, a100.limits.block_size)
+    lengths = lengths_by_earlier_nights(requests, tree, LengthPriors(template, (earlier,)), rng)
+    assert (lengths.num_preset, lengths.num_recorded) == (20, 7)
+    assert assumption_text(lengths, None) == (
+        "7 answers are as long as those to the same prompt template on earlier nights; the other 3 have any "
+        "length up to their max_tokens"
+    )
