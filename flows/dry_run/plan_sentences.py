@@ -27,8 +27,8 @@ def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
     which = "answers" if lengths.num_preset == 0 else f"the {hidden:,} answers of no fixed length"
     if lengths.basis is LengthBasis.EXPECTED:
         mean = count_text(expected_tokens or 0, "token")
-        simulated = round(float(lengths.actual[~lengths.estimates.known].mean()))
-        cut = "" if simulated == expected_tokens else f": {simulated:,} in the mean as simulated"
+        planned = round(float(lengths.estimates.mean[~lengths.estimates.known].mean()))
+        cut = "" if planned == expected_tokens else f": {planned:,} in the mean within these bounds"
         return f"{which} have {mean} in the mean, and none more than its max_tokens{cut}"
     return (
         f"{which} have any length up to their max_tokens, half of it in the mean; "

@@ -145,16 +145,26 @@ def test_a_known_mean_takes_the_place_of_the_bounds(
     assert better["estimated_duration_s"] < assumed["estimated_duration_s"] / 2
 
 
-def test_a_mean_that_max_tokens_cuts_is_told_as_it_is_simulated(
+def test_the_mean_is_told_that_the_bounds_leave_of_the_expected_one(
     planned: Callable[..., dict[str, Any]], write: Callable[..., str]
 ) -> None:
     file = write(*[chat(str(number), f"Say {number}.", max_tokens=10) for number in range(5)])
     cut = planned(file, *ON_A100, "--expected-output-tokens", "500")["output_lengths"]["assumption"]
     assert cut.endswith(
-        "500 tokens in the mean, and none more than its max_tokens: 10 in the mean as simulated"
+        "500 tokens in the mean, and none more than its max_tokens: 10 in the mean within these bounds"
     )
-    known = planned(write(chat("a", "x", max_tokens=3)), *ON_A100, "--expected-output-tokens", "3")
-    assert known["output_lengths"]["assumption"].endswith("none more than its max_tokens")
+    raised = [chat(str(number), f"Say {number}.", max_tokens=50, min_tokens=40) for number in range(5)]
+    longer = planned(write(*raised), *ON_A100, "--expected-output-tokens", "20")
+    assert longer["output_lengths"]["assumption"].endswith("40 in the mean within these bounds")
+
+
+def test_the_chance_of_the_lengths_that_are_drawn_makes_no_other_mean(
+    planned: Callable[..., dict[str, Any]], write: Callable[..., str]
+) -> None:
+    # A few lengths drawn around 100 have another mean, which no bound has made.
+    file = write(*[chat(str(number), f"Say {number}.", max_tokens=300) for number in range(40)])
+    told = planned(file, *ON_A100, "--expected-output-tokens", "100")["output_lengths"]["assumption"]
+    assert told == "answers have 100 tokens in the mean, and none more than its max_tokens"
 
 
 def test_fixed_lengths_are_no_assumption(
