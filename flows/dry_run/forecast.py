@@ -42,7 +42,7 @@ class DeadlineForecast:
     Attributes:
         deadline_s: what was asked for.
         policy: under which it is simulated.
-        num_replicas: the smallest number of model replicas that is in time; None where none is.
+        num_replicas: the smallest number of model replicas that was found to be in time; None where none was.
         num_devices: devices of all of them; None like the replicas.
         estimated_duration_s: simulated duration of the slowest replica; of the largest number tried where
             none is in time.

@@ -163,7 +163,9 @@ def test_overlap_is_never_slower(workload: MakeWorkload) -> None:
         assert other.estimated_duration_s < one.estimated_duration_s
 
 
-def test_the_number_of_devices_is_the_smallest_in_time(workload: MakeWorkload) -> None:
+def test_a_number_of_devices_that_is_told_is_in_time_and_one_replica_less_is_late(
+    workload: MakeWorkload,
+) -> None:
     load = workload(1_500)
     alone_s = load.simulate(load.plan("dual_scan"), silent).duration_s
     deadline = forecast(load, "dual_scan", alone_s * 0.6, silent).deadline
