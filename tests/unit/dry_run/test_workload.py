@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blend_core.errors import PlanError
-from blend_core.partition import sub_plan
+from blend_core.partition import SHARDS_PER_RANK, partition, rank_positions, sub_plan
 from blend_core.performance import memory_s
 from blend_core.prefix_tree import build_prefix_tree
 from blend_core.request import RequestArrays
@@ -119,6 +119,23 @@ def test_of_many_requests_the_slowest_replica_is_found_by_the_lengths_that_will_
     slowest = all_replicas.simulate_replicas(plan, num_replicas, silent)
     found = some_replicas.simulate_replicas(plan, num_replicas, silent)
     assert 0.98 * slowest.duration_s <= found.duration_s <= slowest.duration_s
+
+
+@pytest.mark.parametrize("max_num_seqs", [4, 1024])
+def test_of_many_requests_the_replica_with_most_work_is_simulated_and_that_with_the_longest_answer(
+    few_long: MakeWorkload, a100: Target, max_num_seqs: int
+) -> None:
+    # Four at once take as long as all of their tokens do, 1,024 at once as long as the longest answer does.
+    target = replace(a100, limits=replace(a100.limits, max_num_seqs=max_num_seqs))
+    all_replicas = replace(few_long(0, 64, 300, is_preset=False), target=target)
+    some_replicas = replace(all_replicas, size=SimulationSize(num_sampled=50))
+    plan = all_replicas.plan("dfs")
+    shards = partition(plan, 3, SHARDS_PER_RANK)
+    answers = [all_replicas.lengths.actual[plan.seq[rank_positions(shards, rank)]] for rank in range(3)]
+    most, longest = (int(np.argmax([length(one) for one in answers])) for length in (np.sum, np.max))
+    assert most != longest
+    slowest = all_replicas.simulate_replicas(plan, 3, silent)
+    assert some_replicas.simulate_replicas(plan, 3, silent) == slowest
 
 
 def test_replicas_share_the_time(workload: MakeWorkload) -> None:
