@@ -7,6 +7,7 @@ from pathlib import Path
 from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
+from flows.cli.output import tell
 from flows.cli.services import connected
 from flows.cli.source_items import source_items
 from flows.dry_run.lines import checked_items
@@ -105,7 +106,7 @@ def read_source(
     with connected(settings) as wiring:
         items = job_file_lines(wiring, spec, parsing)
         found = read_requests(items, tokenizer, model.max_model_len, on_lines)
-        priors = priors_of_templates(wiring, options.model or spec.model, found.templates)
+        priors = priors_of_templates(wiring.database, options.model or spec.model, found.templates, tell)
     return PlanInput(
         found.arrays,
         found.num_bad,

@@ -1,6 +1,6 @@
 """Where a dry run gets its requests from, beside a request file: a job file, or a job in the database."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from blend_core.errors import StorageError
@@ -13,6 +13,7 @@ from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec, dated, parse_job
 from flows.wiring import Wiring
+from storage.database import Database
 from storage.jobs import get_job
 from storage.output_lengths import load_length_priors, load_template_priors
 from storage.readings import Readings
@@ -34,14 +35,18 @@ def job_file_lines(wiring: Wiring, spec: BatchJobSpec, options: ParseOptions) ->
     return checked_items(read_sources(job, wiring.objects, wiring.source_urls(), options, only_new=only_new))
 
 
-def priors_of_templates(wiring: Wiring, model: str, templates: Sequence[str]) -> LengthPriors:
+def priors_of_templates(
+    database: Database, model: str, templates: Sequence[str], tell: Callable[[str], None]
+) -> LengthPriors:
     """What earlier nights tell of requests by the keys of their templates.
 
     Nothing where the database has no tables yet or does not answer: the sources alone can be planned, too.
+    `tell` hears why.
     """
     try:
-        return load_template_priors(wiring.database, model, templates)
-    except StorageError:
+        return load_template_priors(database, model, templates)
+    except StorageError as error:
+        tell(f"earlier nights are not known: {error.message}")
         return no_priors(len(templates))
 
 
