@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from blend_core.errors import ConfigurationError
 from flows.cli.output import Json, print_json, print_line, tell
 from flows.numbers import MAX_TOKENS
 
@@ -107,13 +106,10 @@ def plan(
       blend plan night.yaml --model llama-3.1-70b --device h100 --expected-output-tokens 120
       blend plan --job-id job_01m8kzrqrsafg01r9jwt --device l4 --json
     """
-    if (source is None) == (job_id is None):
-        raise ConfigurationError("Name one thing to plan: a SOURCE, or a job with --job-id.")
-
     import time
 
     from blend_core.specs import load_device_profile
-    from flows.cli.plan_source import PlanOptions, read_job, read_source
+    from flows.cli.plan_source import PlanOptions, read_input
     from flows.cli.plan_workload import workload_of
     from flows.dry_run.deadline import seconds_of
     from flows.dry_run.forecast import forecast
@@ -125,11 +121,7 @@ def plan(
     profile = load_device_profile(device or settings.engine.device_profile)
     note = _notes(time.monotonic)
     options = PlanOptions(model, max_tokens, quick=quick)
-    asked = (
-        read_job(settings, job_id, options)
-        if job_id is not None
-        else read_source(settings, source or "", options, note)
-    )
+    asked = read_input(settings, source, job_id, options, note)
     workload = workload_of(
         asked,
         settings,
@@ -141,7 +133,7 @@ def plan(
         on_progress=note,
     )
     report = PlanReport(
-        source=source or f"job {job_id}",
+        source=asked.source,
         num_bad=asked.num_bad,
         bad_by_code=asked.bad_by_code,
         counted_with_tokenizer=asked.counted_with_tokenizer,

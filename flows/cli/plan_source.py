@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from blend_core.errors import ConfigurationError
 from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
@@ -42,6 +43,7 @@ class PlanInput:
     """Requests to plan.
 
     Attributes:
+        source: where they are from, as a report names it.
         requests: those that can be planned.
         num_bad: lines and rows that would become error rows.
         bad_by_code: the same by error code; empty for a job, whose results name them.
@@ -52,6 +54,7 @@ class PlanInput:
         priors: what earlier nights tell, row by row of the requests.
     """
 
+    source: str
     requests: RequestArrays
     num_bad: int
     bad_by_code: dict[str, int]
@@ -62,77 +65,95 @@ class PlanInput:
     priors: LengthPriors
 
 
-def read_source(
-    settings: Settings, source: str, options: PlanOptions, on_progress: Callable[[str], None]
+def read_input(
+    settings: Settings,
+    source: str | None,
+    job_id: str | None,
+    options: PlanOptions,
+    on_progress: Callable[[str], None],
 ) -> PlanInput:
-    """Reads a request file, local or in S3, or the sources of a job file.
+    """Reads what is named: a source, or a job.
 
     Raises:
-        ConfigurationError: a file or the model is not there, or wrong.
+        ConfigurationError: none of them is named or both are; or a file or the model is not there, or wrong.
         SourceError: a source cannot be read as given.
-        ServiceError: the sources need services that do not run.
+        StorageError: there is no such job, or its sources have not been read to their end.
+        ServiceError: what is named needs services that do not run.
     """
 
     def on_lines(num_lines: int) -> None:
         on_progress(f"{num_lines:,} lines read")
 
-    if not source.endswith(JOB_FILE_SUFFIXES):
-        name = options.model or DEFAULT_MODEL
-        model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
-        max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
-        parsing = ParseOptions(name, default_max_tokens=max_tokens)
-        lines = checked_items(source_items(source, parsing))
-        found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
-        return PlanInput(
-            found.arrays,
-            found.num_bad,
-            found.bad_lines,
-            tokenizer is not None,
-            model,
-            JobOptions().policy,
-            recorded={},
-            priors=no_priors(len(found.arrays)),
-        )
+    if source is None and job_id is not None:
+        return _read_job(settings, job_id, options)
+    if source is not None and job_id is None:
+        read = _read_job_file if source.endswith(JOB_FILE_SUFFIXES) else _read_request_file
+        return read(settings, source, options, on_lines)
+    raise ConfigurationError("Name one thing to plan: a SOURCE, or a job with --job-id.")
 
+
+def _read_request_file(
+    settings: Settings, source: str, options: PlanOptions, on_lines: Callable[[int], None]
+) -> PlanInput:
+    """Reads a request file, local or in S3."""
+    name = options.model or DEFAULT_MODEL
+    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+    max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
+    lines = checked_items(source_items(source, ParseOptions(name, default_max_tokens=max_tokens)))
+    found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
+    return PlanInput(
+        source=source,
+        requests=found.arrays,
+        num_bad=found.num_bad,
+        bad_by_code=found.bad_lines,
+        counted_with_tokenizer=tokenizer is not None,
+        model=model,
+        policy=JobOptions().policy,
+        recorded={},
+        priors=no_priors(len(found.arrays)),
+    )
+
+
+def _read_job_file(
+    settings: Settings, source: str, options: PlanOptions, on_lines: Callable[[int], None]
+) -> PlanInput:
+    """Reads the sources of a job file, and what earlier nights tell of its prompt templates."""
     from flows.dry_run.job_source import job_file_lines, priors_of_templates
 
     spec = load_job_file(Path(source))
-    model, tokenizer = find_model(settings, options.model or spec.model, with_tokenizer=not options.quick)
+    name = options.model or spec.model
+    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
     parsing = ParseOptions(
         spec.model,
         strict_model=spec.options.strict_model,
         default_max_tokens=options.default_max_tokens or spec.options.default_max_tokens,
     )
     with connected(settings) as wiring:
-        items = job_file_lines(wiring, spec, parsing)
-        found = read_requests(items, tokenizer, model.max_model_len, on_lines)
-        priors = priors_of_templates(wiring.database, options.model or spec.model, found.templates, tell)
+        lines = job_file_lines(wiring, spec, parsing)
+        found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
+        priors = priors_of_templates(wiring.database, name, found.templates, tell)
     return PlanInput(
-        found.arrays,
-        found.num_bad,
-        found.bad_lines,
-        tokenizer is not None,
-        model,
-        spec.options.policy,
+        source=source,
+        requests=found.arrays,
+        num_bad=found.num_bad,
+        bad_by_code=found.bad_lines,
+        counted_with_tokenizer=tokenizer is not None,
+        model=model,
+        policy=spec.options.policy,
         recorded={},
         priors=priors,
     )
 
 
-def read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput:
-    """Reads the requests of a job, as they were tokenised for it, and the lengths of its answers.
-
-    Raises:
-        ConfigurationError: the model is not there.
-        StorageError: there is no such job, or its sources have not been read to their end.
-        ServiceError: the services do not run.
-    """
+def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput:
+    """Reads the requests of a job, as they were tokenised for it, and the lengths of its answers."""
     from flows.dry_run.job_source import known_job
 
     with connected(settings) as wiring:
         job = known_job(wiring, job_id, options.model)
     model, _ = find_model(settings, options.model or job.spec.model, with_tokenizer=False)
     return PlanInput(
+        source=f"job {job_id}",
         requests=job.arrays,
         num_bad=job.num_bad,
         bad_by_code={},

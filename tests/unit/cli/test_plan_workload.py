@@ -30,6 +30,7 @@ def test_earlier_nights_are_what_is_known_only_where_a_length_is_not_fixed(
     )
     earlier = TemplateLengths(80.0, 80 * 20.0, 80 * 20.0**2, ((20, 80.0),))
     asked = PlanInput(
+        source="job.yaml",
         requests=requests,
         num_bad=0,
         bad_by_code={},
