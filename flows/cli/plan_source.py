@@ -13,7 +13,7 @@ from flows.cli.services import connected
 from flows.cli.source_items import source_items
 from flows.dry_run.lines import checked_items
 from flows.dry_run.model import find_model
-from flows.dry_run.requests import read_requests
+from flows.dry_run.requests import cut_to, read_requests, rows_within
 from flows.ingest.parse import ParseOptions
 from flows.job_parts import JobOptions, Policy
 from flows.job_spec import load_job_file
@@ -152,14 +152,16 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
     with connected(settings) as wiring:
         job = known_job(wiring, job_id, options.model)
     model, _ = find_model(settings, options.model or job.spec.model, with_tokenizer=False)
+    # Of the job's own model all are; another may be shorter.
+    rows = rows_within(job.arrays, model.max_model_len)
     return PlanInput(
         source=f"job {job_id}",
-        requests=job.arrays,
-        num_bad=job.num_bad,
+        requests=cut_to(job.arrays.take(rows), model.max_model_len),
+        num_bad=job.num_bad + len(job.arrays) - len(rows),
         bad_by_code={},
         counted_with_tokenizer=True,
         model=model,
         policy=job.spec.options.policy,
         recorded=job.recorded,
-        priors=job.priors,
+        priors=job.priors.take(rows),
     )

@@ -100,7 +100,7 @@ def lengths_by_record(
     actual = _drawn(requests, told, rng)
     for row, seq in enumerate(requests.seq.tolist()):
         if seq in recorded:
-            actual[row] = max(recorded[seq], 1)
+            actual[row] = min(max(recorded[seq], 1), requests.max_tokens[row])
     return _answers(LengthBasis.RECORDED, requests, told, actual, len(in_order))
 
 

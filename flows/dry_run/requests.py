@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -98,6 +98,18 @@ def read_requests(
         max_tokens=np.ascontiguousarray(limits[:, 1]),
     )
     return DryRequests(arrays, dict(bad_lines), tuple(templates))
+
+
+def rows_within(requests: RequestArrays, max_model_len: int) -> npt.NDArray[np.int64]:
+    """Returns the rows whose prompt leaves room for the shortest answer, as `fitted_request` has it."""
+    room = max_model_len - requests.num_prompt_tokens
+    return np.flatnonzero(room >= np.maximum(requests.min_tokens, 1))
+
+
+def cut_to(requests: RequestArrays, max_model_len: int) -> RequestArrays:
+    """Returns requests of `rows_within` with `max_tokens` cut to the room that is left. Does not mutate."""
+    room = max_model_len - requests.num_prompt_tokens
+    return replace(requests, max_tokens=np.minimum(requests.max_tokens, room).astype(np.int32))
 
 
 def _pieces(draft: Draft) -> npt.NDArray[np.int32]:

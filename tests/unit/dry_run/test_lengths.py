@@ -16,6 +16,7 @@ from flows.dry_run.lengths import (
     lengths_by_record,
 )
 from flows.dry_run.plan_sentences import assumption_text
+from flows.dry_run.requests import cut_to, rows_within
 from flows.dry_run.target import Target
 
 MakeRequests = Callable[..., RequestArrays]
@@ -77,6 +78,27 @@ def test_a_recorded_length_is_found_by_the_simulation_and_hidden_from_the_plan(
     assert other.actual[0] == 599
     assert other.estimates.mean[0] == lengths.estimates.mean[0]
     assert not np.array_equal(other.estimates.mean, lengths.estimates.mean)
+
+
+def test_no_recorded_answer_is_longer_than_another_model_lets_it_be(
+    mixed: MakeRequests, a100: Target, rng: np.random.Generator
+) -> None:
+    requests = mixed(3)
+    tree = build_prefix_tree(requests, a100.limits.block_size)
+    within = cut_to(requests, 350 + 50)
+    lengths = lengths_by_record(within, tree, {0: 600, 1: 4}, rng)
+    assert lengths.actual.tolist()[:2] == [350, 4]
+
+
+def test_a_prompt_that_leaves_no_room_for_its_shortest_answer_is_not_within_a_model(
+    mixed: MakeRequests,
+) -> None:
+    requests = mixed(6)  # prompts of 50 tokens with answers of up to 600, and of 360 with up to 4
+    assert rows_within(requests, 361).tolist() == [0, 1, 2, 3, 4, 5]
+    assert rows_within(requests, 360).tolist() == [0, 3]
+    at_least_four = replace(requests, min_tokens=np.full(6, 4, dtype=np.int32))
+    assert rows_within(at_least_four, 363).tolist() == [0, 3]
+    assert set(cut_to(requests, 361).max_tokens.tolist()) == {311, 1}
 
 
 def test_records_tell_about_the_requests_that_have_none(
