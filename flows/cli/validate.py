@@ -35,9 +35,10 @@ def validate(
 ) -> None:
     """Check a request file line by line.
 
-    Prints each bad line (or row, of Parquet) with its number, code and reason. Needs neither services nor a
-    model. Blank lines do not count. How many tokens a prompt has, only the model's tokenizer knows:
-    prompts too long for it are found with --model where its files are here, else when the job runs.
+    Prints each bad line (or row, of Parquet) with its number, code and reason. Needs no model, and
+    services for s3:// only. Blank lines do not count. How many tokens a prompt has, only the model's
+    tokenizer knows: prompts too long for it are found with --model where its files are here, else when
+    the job runs.
     Exits with 0 whatever it finds: a job goes on beside bad lines. A gate asks --json for "invalid".
 
     \b
