@@ -155,7 +155,8 @@ def _reservations(report: PlanReport) -> list[Fact]:
             (
                 "sample",
                 f"some {told.expected.num_simulated:,} of {told.summary.num_requests:,} requests were "
-                "simulated, and what grows with the work was scaled by their share of it",
+                "simulated, and what grows with the work was scaled by their share of it; policies within a "
+                "few percent of one another are not ranked by that",
             )
         )
     num_refused = report.workload.num_refused

@@ -248,6 +248,7 @@ def test_of_a_large_file_a_sample_is_simulated_and_said_so(
     assert told["estimated_duration_s"] == pytest.approx(whole["estimated_duration_s"], rel=0.2)
     shown = blend("plan", file, *ON_A100, "--quick").stdout
     assert "of 5,200 requests were simulated" in shown
+    assert "policies within a few percent of one another are not ranked by that" in shown
     table = [line.split() for line in shown.splitlines() if line.startswith(FORECAST_POLICIES)]
     assert [row[-2:] for row in table] == [["-", "-"]] * len(FORECAST_POLICIES)
 
