@@ -146,8 +146,11 @@ class Rank:
         context = self._context
         in_flight = list(engine_run.in_flight)
         others_answered = self._others_answered(in_flight, self._num_answers + engine_run.num_answers)
+        # Of one rank among several, a reader wants to know which device it was.
+        is_one_of_several = self._shared.plan.num_ranks > 1
+        reason = f"Rank {self._number}: {error}" if is_one_of_several else str(error)
         record_engine_death(
-            context.wiring.database, context.run, str(error), in_flight, others_answered=others_answered
+            context.wiring.database, context.run, reason, in_flight, others_answered=others_answered
         )
         if engine_run.num_answers:
             self._budget.answered()
@@ -155,11 +158,11 @@ class Rank:
         if delay_s is None:
             raise EngineDiedError(
                 f"The engine died {self._budget.num_deaths} times in a row and gave no answer in between; it "
-                f"is given up. The last time: {error}",
+                f"is given up. The last time: {reason}",
                 job_id=context.job_id,
             ) from error
         context.progress.note(
-            f"{error} Starting it again in {delay_s:.0f} s (death {self._budget.num_deaths} in a row); "
+            f"{reason} Starting it again in {delay_s:.0f} s (death {self._budget.num_deaths} in a row); "
             f"{len(in_flight)} requests were in flight and run apart from the others."
         )
         context.stop.wait(delay_s)

@@ -106,8 +106,9 @@ def test_the_engine_of_one_rank_is_killed_and_everything_is_answered_once(
     outcome = run_job(ranks_wiring, job_id, watching)
 
     assert (outcome.status, outcome.succeeded) == ("completed", 160)
-    assert len(engine_deaths(ranks_wiring.database, job_id)) == 1
-    assert any("SIGKILL" in note for note in watching.notes)
+    (death,) = engine_deaths(ranks_wiring.database, job_id)
+    assert death.reason.startswith(("Rank 0: ", "Rank 1: "))
+    assert any("SIGKILL" in note and note.startswith(death.reason) for note in watching.notes)
     assert len({row.seq for row in iter_results(ranks_wiring.database, job_id)}) == 160
     assert_sums_hold(ranks_wiring, job_id, 160)
     assert_shards_add_up(ranks_wiring, job_id, 160)

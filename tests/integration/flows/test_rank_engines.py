@@ -135,7 +135,8 @@ def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
     recorder.flush()
 
     assert errored(context) == [deadly]
-    assert len(engine_deaths(context.wiring.database, context.job_id)) == 2
+    deaths = engine_deaths(context.wiring.database, context.job_id)
+    assert [death.reason for death in deaths] == ["Rank 0: It died."] * 2
 
 
 def test_answers_of_another_rank_are_no_evidence_against_a_request(
