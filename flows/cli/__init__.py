@@ -3,6 +3,20 @@
 Services, engines and Prefect are imported inside the commands that need them, so that help answers at once.
 """
 
-from flows.cli.app import main
+import sys
+from collections.abc import Sequence
 
-__all__ = ["main"]
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command line, by default the process's own, and exits with its status; see `flows.cli.app`.
+
+    Ctrl-C while the commands are still being imported ends the process without a word.
+    """
+    try:
+        from flows.cli.app import run_command
+
+        run_command(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)

@@ -90,13 +90,13 @@ for group in (
     group.register(app)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run_command(arguments: Sequence[str]) -> None:
     """Runs one command line and exits the process with its status.
 
     A `BlendError` is printed as its sentence: status 2 for a `ConfigurationError`, 1 for any other. With
     `--json` every failure also prints one JSON object, `{"error": {"type", "message", "retryable", ids…}}`.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given = list(arguments)
     try:
         app(given, prog_name="blend")
     except BlendError as error:

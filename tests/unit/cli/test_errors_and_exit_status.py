@@ -1,6 +1,8 @@
 """One sentence on stderr, and an exit status that scripts can rely on."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,21 @@ def test_the_version_is_told(blend: Callable[..., Any]) -> None:
     ran = blend("--version")
     assert ran.status == 0
     assert ran.stdout.startswith("blend 0.")
+
+
+def test_an_interrupt_while_commands_are_imported_ends_without_a_word() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'typer':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from flows.cli import main\n"
+        "main(['--version'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_stopping_what_does_not_run_says_so(blend: Callable[..., Any], tmp_path: Path) -> None:
