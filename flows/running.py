@@ -3,9 +3,9 @@
 The Prefect flow runs the very same stages; it only puts each of them into a task.
 """
 
-import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import date
 from functools import partial
 from typing import Protocol
@@ -26,7 +26,7 @@ from flows.progress import Progress
 from flows.run_lease import LEASE_S, free_dead_run, held_job, take_job
 from flows.stages import JobContext, export_job, infer_job, ingest_job, plan_job, report_job, write_back_job
 from flows.stages.context import RunTogether, run_in_threads
-from flows.stopping import StopReason, StopSignal, stopped_by_signals
+from flows.stopping import StopReason, StopSignal, stop_at_signals
 from flows.wiring import Wiring
 from storage import jobs
 from storage.job_status import JobStatus
@@ -92,26 +92,19 @@ def _check_same_job(wiring: Wiring, job_id: str, spec: BatchJobSpec, idempotency
         )
 
 
-def run_job(
-    wiring: Wiring,
-    job_id: str,
-    progress: Progress,
-    *,
-    on_sigterm: StopReason = StopReason.INTERRUPTED,
-) -> JobOutcome:
+def run_job(wiring: Wiring, job_id: str, progress: Progress, stop: StopSignal | None = None) -> JobOutcome:
     """Runs an existing job to its end, or continues it where an earlier run stopped.
 
     Stages that are complete are not repeated and what has a result is never run twice. A job that has ended
-    is left as it is. While this runs in the main thread, SIGINT cancels the job: what has finished is kept
-    and exported. SIGTERM stops the run as `on_sigterm` says, by default so that the job is to be continued:
-    it is what a machine sends that shuts down. A second signal ends the process at once, and its engine with
-    it.
+    is left as it is.
 
     Args:
         wiring: the parts of this process.
         job_id: the job.
         progress: where to report to.
-        on_sigterm: INTERRUPTED leaves the job to be continued, CANCELLED cancels it as SIGINT does.
+        stop: ends the run early. By default signals do while this runs in the main thread: SIGINT cancels the
+            job (what has finished is kept and exported), SIGTERM leaves it to be continued, as machines send
+            it that shut down, and a second one ends the process at once, and its engine with it.
 
     Raises:
         ConfigurationError: the job does not exist, or it cannot run as it was submitted; it is failed then.
@@ -119,12 +112,8 @@ def run_job(
         BlendError: the run failed; run the job again to continue it. A database or an object store that is
             away for less than `flows.outage.GIVE_UP_AFTER_S` fails no run.
     """
-    stop = StopSignal()
-
-    def on_signal(number: signal.Signals) -> None:
-        stop.request(StopReason.CANCELLED if number is signal.SIGINT else on_sigterm)
-
-    with stopped_by_signals(on_signal):
+    with ExitStack() as signals:
+        stop = stop or signals.enter_context(stop_at_signals())
         return run_stages(wiring, job_id, progress, stop, _call_stage)
 
 

@@ -56,16 +56,35 @@ def thread_end_s(error: BaseException | None) -> float | None:
 
 
 @contextmanager
-def stopped_by_signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[None]:
+def stop_at_signals(
+    on_sigterm: StopReason = StopReason.INTERRUPTED, *, ends_process: bool = False
+) -> Iterator[StopSignal]:
+    """The first SIGINT stops as CANCELLED, the first SIGTERM as `on_sigterm`; see `stopped_by_signals`."""
+    stop = StopSignal()
+
+    def on_signal(number: signal.Signals) -> None:
+        stop.request(StopReason.CANCELLED if number is signal.SIGINT else on_sigterm)
+
+    with stopped_by_signals(on_signal, ends_process=ends_process):
+        yield stop
+
+
+@contextmanager
+def stopped_by_signals(
+    on_signal: Callable[[signal.Signals], None], *, ends_process: bool = False
+) -> Iterator[None]:
     """Calls `on_signal` at the first SIGINT or SIGTERM; a second one ends the process the usual way.
 
     Outside of the main thread, where Python allows no signal handlers, nothing is installed. Earlier handlers
-    are put back at the end.
+    are put back at the end. Where nothing but the end of the process follows (`ends_process`) and the block
+    raised nothing, both signals are ignored from there on instead: what came of the block is told and becomes
+    the exit status, also while Python shuts down.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    afterwards = dict(previous)
 
     def handle(number: int, frame: FrameType | None) -> None:
         for each in previous:
@@ -76,6 +95,8 @@ def stopped_by_signals(on_signal: Callable[[signal.Signals], None]) -> Iterator[
         signal.signal(number, handle)
     try:
         yield
+        if ends_process:
+            afterwards = dict.fromkeys(previous, signal.SIG_IGN)
     finally:
-        for number, handler in previous.items():
+        for number, handler in afterwards.items():
             signal.signal(number, handler)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datetime import date
 
     from flows.job_spec import BatchJobSpec
+    from flows.stopping import StopSignal
     from flows.wiring import Wiring
     from storage.nights import Nightly
 
@@ -38,7 +39,8 @@ def backfill(
 
     One job for each logical date: of a nightly job those of its schedule, of a job file every day. Doing it
     again does nothing for a day that is done, continues one that was stopped, and makes a new job for one
-    that failed, expired or was cancelled. A day that fails does not hold up the next.
+    that failed, expired or was cancelled. A day that fails does not hold up the next. Ctrl-C cancels the day
+    that runs, SIGTERM leaves it to be continued, and neither begins another.
 
     \b
     Examples:
@@ -50,6 +52,7 @@ def backfill(
     from flows.job_spec import dated
     from flows.nights import backfill_dates, create_night
     from flows.preflight import check_job
+    from flows.stopping import stop_at_signals
 
     start, end = parse_date(first, "--from"), parse_date(last, "--to")
     from_file = _job_of_file(nightly)
@@ -60,7 +63,12 @@ def backfill(
         check_job(wiring, dated(spec, days[0]))
         # Written down together, so that `blend status` shows what is to come.
         nights = [(day, *create_night(wiring, spec, day, again=True)) for day in days]
-        outcomes = [_run_night(wiring, day, job_id, is_new=is_new) for day, job_id, is_new in nights]
+        with stop_at_signals(ends_process=True) as stop:
+            outcomes = [
+                _run_night(wiring, day, job_id, stop, is_new=is_new) for day, job_id, is_new in nights
+            ]
+    if stop.reason is not None:
+        tell("The backfill was stopped; the same command runs what is left.")
     if json:
         print_json({"name": spec.name, "nights": outcomes})
     else:
@@ -78,7 +86,9 @@ def backfill(
         raise typer.Exit(1)
 
 
-def _run_night(wiring: "Wiring", day: "date", job_id: str, *, is_new: bool) -> dict[str, Any]:
+def _run_night(
+    wiring: "Wiring", day: "date", job_id: str, stop: "StopSignal", *, is_new: bool
+) -> dict[str, Any]:
     import time
 
     from flows.progress import shown_progress
@@ -86,11 +96,11 @@ def _run_night(wiring: "Wiring", day: "date", job_id: str, *, is_new: bool) -> d
     from storage.jobs import get_job
 
     error: str | None = None
-    if not get_job(wiring.database, job_id).status.is_end:
+    if stop.reason is None and not get_job(wiring.database, job_id).status.is_end:
         tell(f"night {day}: job {job_id}")
         try:
             with shown_progress(sys.stderr, time.monotonic) as progress:
-                error = run_job(wiring, job_id, progress).write_back_error
+                error = run_job(wiring, job_id, progress, stop).write_back_error
         except BlendError as failure:
             error = str(failure)
     job = get_job(wiring.database, job_id)

@@ -105,7 +105,7 @@ def run(
     from flows.preflight import check_job
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
-    from flows.stopping import StopReason
+    from flows.stopping import StopReason, stop_at_signals
     from storage.jobs import get_job
 
     ids = {} if job_id is None else {"job_id": job_id}
@@ -118,9 +118,12 @@ def run(
         ids["job_id"] = job_id
         tell(f"job {job_id}")
         try:
-            with shown_progress(sys.stderr, time.monotonic) as progress:
-                reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
-                outcome = run_job(wiring, job_id, progress, on_sigterm=reason)
+            reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
+            with (
+                shown_progress(sys.stderr, time.monotonic) as progress,
+                stop_at_signals(reason, ends_process=True) as stop,
+            ):
+                outcome = run_job(wiring, job_id, progress, stop)
         except Exception:
             with suppress(BlendError):
                 ids["status"] = get_job(wiring.database, job_id).status.value

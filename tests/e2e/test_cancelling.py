@@ -21,6 +21,13 @@ from storage.jobs import get_job, request_cancel
 from storage.results import counts
 from tests.e2e.watched_run import Watching, assert_sums_hold, engine_pids, wait_for
 
+SIGNALLED_AT_EXIT = """
+import atexit, os
+atexit.register(os.kill, os.getpid(), {number})
+from flows.cli import main
+main()
+"""
+
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
 
@@ -81,6 +88,30 @@ def test_a_job_that_nothing_runs_is_cancelled_on_the_spot(wiring: Wiring, make_j
     job_id = create_job(wiring, make_job(num_chats=5))
 
     assert cancel_job(wiring, job_id, SilentProgress()) is JobStatus.CANCELLED
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_outcome_changes_no_exit_status(
+    wiring: Wiring, environment: dict[str, str], make_job: Any, number: signal.Signals
+) -> None:
+    job_id = create_job(wiring, make_job(bad_lines=(b"{",)))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            SIGNALLED_AT_EXIT.format(number=int(number)),
+            "run",
+            "--job-id",
+            job_id,
+            "--json",
+        ],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        timeout=300,
+    )
+
+    assert json.loads(done.stdout)["status"] == "completed"
+    assert done.returncode == 0
 
 
 @pytest.fixture

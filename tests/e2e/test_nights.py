@@ -21,6 +21,8 @@ from flows.running import create_job, run_job, run_stages
 from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.jobs import Job, get_job, list_jobs
+from storage.results import counts
+from tests.e2e.watched_run import wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
@@ -179,6 +181,38 @@ def test_a_range_is_filled_in_and_again_does_nothing(
         assert (night["status"], night["succeeded"], night["is_new"]) == ("completed", 1, True)
         assert days_asked(wiring, night["job_id"]) == [night["logical_date"]]
     assert blend(*command)["nights"] == [{**night, "is_new": False} for night in nights]
+
+
+def test_a_backfill_that_is_told_to_end_begins_no_other_night(
+    wiring: Wiring, environment: dict[str, str], make_job: Any, tmp_path: Path
+) -> None:
+    spec = make_job(num_chats=600, max_tokens=200).model_copy(update={"name": "told to end"})
+    (tmp_path / "night.yaml").write_text(spec.model_dump_json())
+    command = ["backfill", "night.yaml", "--from", "2026-02-28", "--to", "2026-03-01", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN_MAIN, *command],
+        env=os.environ | environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+
+    def has_begun() -> bool:
+        # The first night is the older of the two jobs.
+        jobs = jobs_of(wiring, spec.name)
+        return bool(jobs) and counts(wiring.database, jobs[-1].job_id).succeeded >= 10
+
+    try:
+        wait_for(has_begun, timeout_s=300)
+        process.terminate()
+        told, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+    first, second = json.loads(told)["nights"]
+    assert (first["status"], second["status"]) == ("in_progress", "validating")
+    assert first["job_id"] in first["error"]
+    assert process.returncode == 1
 
 
 def test_a_night_of_today_writes_back_by_its_day_and_a_missing_table_stops_it_before_it_starts(

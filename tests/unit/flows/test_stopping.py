@@ -1,10 +1,11 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from flows.stopping import StopReason, StopSignal, stopped_by_signals
+from flows.stopping import StopReason, StopSignal, stop_at_signals, stopped_by_signals
 
 
 def test_the_first_reason_counts() -> None:
@@ -50,6 +51,46 @@ def test_earlier_handlers_are_put_back() -> None:
         assert signal.getsignal(signal.SIGTERM) != before[1]
 
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("handlers")
+def test_a_process_that_only_tells_what_came_of_it_is_ended_by_no_signal(number: signal.Signals) -> None:
+    with stop_at_signals(ends_process=True) as stop:
+        pass
+    os.kill(os.getpid(), number)
+
+    assert stop.reason is None
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_run_that_failed_leaves_signals_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(OSError, match="gone"), stop_at_signals(ends_process=True):
+        raise OSError("gone")
+
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_interrupt_cancels_and_sigterm_does_what_was_asked_for() -> None:
+    for number, on_sigterm, reason in (
+        (signal.SIGINT, StopReason.INTERRUPTED, StopReason.CANCELLED),
+        (signal.SIGTERM, StopReason.INTERRUPTED, StopReason.INTERRUPTED),
+        (signal.SIGTERM, StopReason.CANCELLED, StopReason.CANCELLED),
+    ):
+        with stop_at_signals(on_sigterm) as stop:
+            os.kill(os.getpid(), number)
+        assert stop.reason is reason
 
 
 def test_outside_of_the_main_thread_handlers_stay_as_they_are() -> None:
