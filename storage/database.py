@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from psycopg import sql
 
 from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
-from storage.postgres_connection import connect_options, plain_url
+from storage.postgres_connection import connect_options, plain_url, what_ran_out
 from storage.postgres_text import without_values
 
 # Any number will do, as long as every process uses the same one.
@@ -158,10 +158,11 @@ def storage_error(error: Exception, safe_url: str) -> StorageError:
         return StorageError(
             f"{safe_url} names a database that does not exist; create it or correct BLEND_DATABASE__URL."
         )
-    if sqlstate.startswith("53"):
+    ran_out = what_ran_out(error)
+    if ran_out is not None:
         return StorageUnavailableError(
-            f"The database at {safe_url} has run out of something ({primary or 'no details'}); give it more "
-            "room, memory or connections."
+            f"The database at {safe_url} has run out of something ({ran_out}); give it more room, memory or "
+            "connections."
         )
     # An InterfaceError is what a connection says that was lost before.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or (

@@ -14,7 +14,7 @@ from psycopg.pq import Format
 from psycopg.rows import dict_row
 
 from blend_core.errors import SourceError, SourceUnavailableError
-from storage.postgres_connection import connect_options, plain_url
+from storage.postgres_connection import connect_options, plain_url, what_ran_out
 from storage.postgres_text import without_values
 
 _CURSOR = "blend_source"
@@ -192,8 +192,14 @@ def _source_error(error: psycopg.Error) -> SourceError:
         return SourceError(f"The query writes ({primary}); a source only reads.")
     if "authentication failed" in str(error):
         return SourceError("The SQL source refused the user or password; correct its URL.")
+    ran_out = what_ran_out(error)
+    if ran_out is not None:
+        return SourceUnavailableError(
+            f"The server of the SQL source has run out of something ({ran_out}); give it more room, memory "
+            "or connections."
+        )
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not sqlstate.startswith(
-        ("22", "42", "53", "57014")
+        ("22", "42", "57014")
     ):
         return SourceUnavailableError(
             "The SQL source did not answer or broke off; check its URL and its server."

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from blend_core.errors import ConfigurationError, RequestErrorCode, StorageError, StorageUnavailableError
 from storage.copying import store_all
-from storage.postgres_connection import connect_options, plain_url
+from storage.postgres_connection import connect_options, plain_url, what_ran_out
 from storage.postgres_text import without_values
 from storage.results import ResultRow
 
@@ -282,10 +282,11 @@ def _target_error(error: psycopg.Error, target: WriteBackTarget) -> StorageError
         return StorageError(
             f"The server of {target.table} refused the user or password; correct the connection's URL."
         )
-    if (error.sqlstate or "").startswith("53"):
+    ran_out = what_ran_out(error)
+    if ran_out is not None:
         return StorageUnavailableError(
-            f"The server of {target.table} has run out of something ({_reason(error)}); write back again "
-            "when it has more room, memory or connections."
+            f"The server of {target.table} has run out of something ({ran_out}); write back again when it "
+            "has more room, memory or connections."
         )
     if isinstance(error, psycopg.OperationalError):
         return StorageUnavailableError(

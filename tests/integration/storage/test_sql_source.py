@@ -1,3 +1,4 @@
+import secrets
 import tracemalloc
 from collections.abc import Generator
 from datetime import date
@@ -106,6 +107,21 @@ def test_a_server_that_is_not_there_may_be_tried_again(closed_port: int) -> None
     with pytest.raises(SourceUnavailableError) as caught:
         list(stream_rows(f"postgresql://me:secret@127.0.0.1:{closed_port}/x", "SELECT 1"))
     assert "secret" not in str(caught.value)
+
+
+def test_a_server_that_ran_out_of_something_may_be_tried_again(source_url: str) -> None:
+    role = f"crowd_{secrets.token_hex(4)}"
+    with psycopg.connect(source_url) as connection:
+        connection.execute(
+            "CREATE FUNCTION run_out() RETURNS integer LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'out of memory' USING ERRCODE = '53200'; END $$"
+        )
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0")
+    parts = urlsplit(source_url)
+    crowded = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+    for url, reason in ((source_url, "out of memory"), (crowded, "too many connections for role")):
+        with pytest.raises(SourceUnavailableError, match=rf"has run out of something \({reason}"):
+            list(stream_rows(url, "SELECT run_out()"))
 
 
 def test_a_wrong_password_is_told_without_it(source_url: str) -> None:

@@ -238,3 +238,43 @@ def test_a_server_that_does_not_answer_and_a_wrong_password_are_told_without_it(
         check_target(replace(table.target, url=wrong))
     assert "secret" not in str(refused.value)
     assert "secret" not in repr(replace(table.target, url=wrong))
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "told"),
+    [
+        ("53100", "could not extend file"),
+        ("53200", "out of memory"),
+        ("53400", "temporary file size exceeds temp_file_limit"),
+    ],
+)
+def test_a_server_that_ran_out_of_something_is_told_to_be_given_more(
+    table: Table, sqlstate: str, told: str
+) -> None:
+    table.execute(
+        f"CREATE OR REPLACE FUNCTION run_out() RETURNS trigger LANGUAGE plpgsql AS $$"
+        f" BEGIN RAISE EXCEPTION '{told}: \"secret\"' USING ERRCODE = '{sqlstate}'; END $$"
+    )
+    table.run("CREATE TRIGGER full_server BEFORE INSERT ON {} EXECUTE FUNCTION run_out()")
+
+    with pytest.raises(StorageUnavailableError) as caught:
+        table.write(row("1"), row("2"))
+
+    assert caught.value.retryable
+    assert str(caught.value) == (
+        f"The server of {table.target.table} has run out of something ({told}); write back again when it has "
+        "more room, memory or connections."
+    )
+    assert table.rows() == []
+
+
+def test_a_server_without_a_free_connection_is_told_to_be_given_more(table: Table, postgres_url: str) -> None:
+    role = f"crowd_{secrets.token_hex(4)}"
+    table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0")
+    parts = urlsplit(postgres_url)
+    url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+
+    with pytest.raises(
+        StorageUnavailableError, match=f"run out of something \\(too many connections.*{role}"
+    ):
+        check_target(replace(table.target, url=url))
