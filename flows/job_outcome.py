@@ -22,6 +22,7 @@ class JobOutcome:
         error_uris: exported objects of error rows.
         table_uris: exported tables of all requests.
         duration_s: wall time of this run.
+        error_message: why the job failed; None where it did not.
         write_back_error: why not every result is in the user's table; None where all are, or none was asked.
     """
 
@@ -36,6 +37,7 @@ class JobOutcome:
     error_uris: tuple[str, ...]
     table_uris: tuple[str, ...]
     duration_s: float
+    error_message: str | None = None
     write_back_error: str | None = None
 
 
@@ -54,5 +56,6 @@ def job_outcome(database: Database, job_id: str, duration_s: float) -> JobOutcom
         error_uris=() if job.error_uri is None else (job.error_uri,),
         table_uris=() if job.table_uri is None else (job.table_uri,),
         duration_s=duration_s,
+        error_message=job.error_message,
         write_back_error=None if job.write_back is None else job.write_back["error"],
     )

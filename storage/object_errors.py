@@ -21,6 +21,8 @@ from blend_core.errors import (
 
 _CREDENTIALS = "BLEND_OBJECT_STORE__ACCESS_KEY and BLEND_OBJECT_STORE__SECRET_KEY"
 
+_NO_SUCH_KEY = ("404", "NoSuchKey", "NotFound")
+
 # Everything that the client raises: its own errors, and urllib3's while a body is being read.
 CLIENT_ERRORS = (ClientError, BotoCoreError, HTTPError)
 
@@ -34,7 +36,7 @@ def error_code(error: Exception) -> str:
 
 def is_missing(error: Exception) -> bool:
     """Whether the error says that there is no such object or bucket."""
-    return error_code(error) in ("404", "NoSuchKey", "NoSuchBucket", "NotFound")
+    return error_code(error) in (*_NO_SUCH_KEY, "NoSuchBucket")
 
 
 def is_transient(error: Exception) -> bool:
@@ -56,8 +58,21 @@ def source_error(error: Exception, uri: str) -> SourceError:
 
 def storage_error(error: Exception, uri: str) -> StorageError:
     """The error for an object of our own."""
+    if error_code(error) in _NO_SUCH_KEY:
+        sentence = (
+            f"{uri} is gone, and its job cannot go on without it: `blend cancel` ends the job and keeps its "
+            "answers; submit the rest as a new one."
+        )
+        return StorageError(sentence, uri=uri)
     kind = StorageUnavailableError if is_transient(error) else StorageError
     return kind(_sentence(error, uri), uri=uri)
+
+
+def gone_error(uri: str) -> BlendError:
+    """The error for an object that was listed, and is not there when it is to be read."""
+    return SourceError(
+        f"{uri} was deleted after it was listed; put it back and submit the job again.", uri=uri
+    )
 
 
 def changed_error(uri: str) -> BlendError:

@@ -8,7 +8,15 @@ from typing import Any
 
 from blend_core.errors import SourceUnavailableError
 from storage.compression import CHUNK_BYTES
-from storage.object_errors import CLIENT_ERRORS, changed_error, error_code, is_transient, source_error
+from storage.object_errors import (
+    CLIENT_ERRORS,
+    changed_error,
+    error_code,
+    gone_error,
+    is_missing,
+    is_transient,
+    source_error,
+)
 
 _MAX_TRIES_WITHOUT_PROGRESS = 6
 _FIRST_DELAY_S = 0.2
@@ -91,6 +99,8 @@ def read_chunks(
         except CLIENT_ERRORS as error:
             if error_code(error) in ("PreconditionFailed", "412", "InvalidRange", "416"):
                 raise changed_error(uri) from error
+            if etag is not None and is_missing(error):
+                raise gone_error(uri) from error
             num_tries += 1
             if not is_transient(error) or num_tries >= _MAX_TRIES_WITHOUT_PROGRESS:
                 raise source_error(error, uri) from error

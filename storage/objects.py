@@ -231,6 +231,8 @@ class ObjectStore:
                     file.write(chunk)
             part.rename(path)
         except SourceError as error:
+            if isinstance(error.__cause__, CLIENT_ERRORS):
+                raise storage_error(error.__cause__, self.uri(key)) from error
             kind = StorageUnavailableError if error.retryable else StorageError
             raise kind(error.message, uri=self.uri(key)) from error
         except OSError as error:

@@ -206,6 +206,7 @@ def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
                 "output_uris": list(outcome.output_uris),
                 "error_uris": list(outcome.error_uris),
                 "table_uris": list(outcome.table_uris),
+                "error_message": outcome.error_message,
                 "write_back_error": outcome.write_back_error,
             }
         )
@@ -215,6 +216,8 @@ def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
         f"{outcome.succeeded:,} succeeded + {outcome.errored:,} errored + {outcome.expired:,} expired "
         f"+ {outcome.cancelled:,} cancelled = {outcome.total:,}"
     )
+    if outcome.error_message is not None:
+        print_line(outcome.error_message)
     for uri in (*outcome.output_uris, *outcome.error_uris, *outcome.table_uris):
         print_line(f"  {uri}")
     if outcome.write_back_error is not None:

@@ -129,6 +129,9 @@ def test_a_failed_run_names_its_job_and_how_it_stands(blend: Blend, job_file: Pa
     assert (error["type"], error["status"], error["retryable"]) == ("SourceError", "failed", False)
     assert error["job_id"] in done.stderr
     assert error["message"] in done.stderr
+    again = json.loads(blend("run", "--job-id", error["job_id"], "--json", status=1).stdout)
+    assert (again["status"], again["error_message"]) == ("failed", error["message"])
+    assert error["message"] in blend("run", "--job-id", error["job_id"], status=1).stdout
 
 
 def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: Wiring, make_job: Any) -> None:

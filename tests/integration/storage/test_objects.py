@@ -103,6 +103,23 @@ def test_an_object_that_was_replaced_after_the_listing_is_refused(any_objects: O
         list(any_objects.iter_lines(entry, max_line_bytes=100))
 
 
+@pytest.mark.parametrize("read", ["lines", "whole", "opened"])
+def test_an_object_that_was_deleted_after_it_was_listed_is_told_so(
+    any_objects: ObjectStore, read: str
+) -> None:
+    any_objects.put("k", b"a line\n")
+    (entry,) = any_objects.list(any_objects.uri("k"))
+    any_objects.delete(["k"])
+    reading = {
+        "lines": lambda: list(any_objects.iter_lines(entry, max_line_bytes=100)),
+        "whole": lambda: any_objects.read_source(entry),
+        "opened": lambda: any_objects.open_source(entry, max_line_bytes=100),
+    }[read]
+    with pytest.raises(SourceError, match="was deleted after it was listed; put it back") as caught:
+        reading()
+    assert not caught.value.retryable
+
+
 def test_an_upload_of_several_parts_is_whole(any_objects: ObjectStore) -> None:
     piece = os.urandom(1 << 20)
     with any_objects.uploader("big") as upload:
@@ -130,7 +147,7 @@ def test_a_key_that_may_not_be_deleted_is_told(objects: ObjectStore, monkeypatch
         objects.delete(["gone", "kept"])
 
 
-def test_missing_things_are_named(any_objects: ObjectStore) -> None:
+def test_missing_things_are_named(any_objects: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no object at or under"):
         any_objects.list(any_objects.uri("nothing/"))
     with pytest.raises(SourceError, match="bucket of s3://no-such-bucket/x does not exist"):
@@ -139,8 +156,10 @@ def test_missing_things_are_named(any_objects: ObjectStore) -> None:
         any_objects.list("s3://no such bucket/x")
     with pytest.raises(SourceError, match="There is no object"):
         list(any_objects.iter_lines(any_objects.uri("nothing"), max_line_bytes=10))
-    with pytest.raises(StorageError, match="There is no object"):
+    with pytest.raises(StorageError, match=r"nothing is gone, .*`blend cancel`"):
         any_objects.get("nothing")
+    with pytest.raises(StorageError, match=r"nothing is gone, .*`blend cancel`"):
+        any_objects.download("nothing", tmp_path / "copy")
     with pytest.raises(SourceError, match="write s3://bucket/key"):
         any_objects.list("file:///etc/passwd")
 
