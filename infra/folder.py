@@ -8,6 +8,7 @@
   postgres/ s3/ prefect/
 """
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,10 @@ from pathlib import Path
 from blend_core.errors import ServiceError
 from infra.ports import free_ports, is_port_free
 from infra.state import StackConfig
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Postgres begins a file of its log with 16 MiB.
+_LEAST_ROOM_BYTES = 32 << 20
 
 
 class StateFolder:
@@ -90,6 +95,26 @@ class StateFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.home / "stack.json")
+
+    @contextmanager
+    def lack_of_room_told(self) -> Iterator[None]:
+        """What fails in the block since the folder's disk is full is told as that.
+
+        Raises:
+            ServiceError: no room is left.
+        """
+        try:
+            yield
+        except (OSError, ServiceError) as error:
+            if not (self._has_no_room() if isinstance(error, ServiceError) else error.errno in _FULL):
+                raise
+            raise ServiceError(
+                f"The disk of {self.home} is full; make room there, or name another state folder in "
+                "BLEND_HOME, and do this again."
+            ) from error
+
+    def _has_no_room(self) -> bool:
+        return self.home.exists() and shutil.disk_usage(self.home).free < _LEAST_ROOM_BYTES
 
     def load_or_create(self, postgres_root: Callable[[], Path]) -> StackConfig:
         """The remembered values; at the first call made and saved. Call under the lock.

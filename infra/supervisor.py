@@ -92,8 +92,12 @@ class LocalStack:
                 state folder in its environment.
 
         Raises:
-            ServiceError: a service did not come up; names its log file.
+            ServiceError: a service did not come up, and names its log file; or the disk is full.
         """
+        with self._folder.lack_of_room_told():
+            return self._up(progress, serve=serve)
+
+    def _up(self, progress: Callable[[str], None], *, serve: bool) -> StackState:
         self._folder.create()
         with self._folder.lock(lambda: progress("waiting for another command to finish with the stack")):
             config = self._folder.load_or_create(

@@ -3,6 +3,7 @@ import socket
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,20 @@ def test_values_are_made_once_and_remembered(tmp_path: Path) -> None:
         raise AssertionError("asked again")
 
     assert folder_at(tmp_path / "home").load_or_create(unexpected) == first
+
+
+def test_a_full_disk_is_told_and_any_other_error_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_at(tmp_path / "home")
+    with pytest.raises(ServiceError, match="home is full; make room there"), folder.lack_of_room_told():
+        Path("/dev/full").write_text("x")
+    with pytest.raises(PermissionError), folder.lack_of_room_told():
+        raise PermissionError("no")
+    for free_bytes, told in ((1 << 40, "It ended."), (4096, "is full")):
+        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
+        with pytest.raises(ServiceError, match=told), folder.lack_of_room_told():
+            raise ServiceError("It ended.")
 
 
 def test_two_folders_share_no_password(tmp_path: Path) -> None:
