@@ -219,7 +219,7 @@ def write_section(path: Path, section: str, command: str, tables: Sequence[Table
     """
     before, begins, ends, after = section_of(path, section)
     origin = (
-        f"Measured by `{command}` on {datetime.now(UTC):%Y-%m-%d}; simulated on "
+        f"Measured by `{command}` on {datetime.now(UTC):%Y-%m-%d} on "
         f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}."
     )
     parts = [begins, origin, *([note] if note else []), *(markdown_table(*table) for table in tables), ends]

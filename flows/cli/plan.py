@@ -81,7 +81,8 @@ def plan(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Count four bytes as a token, and simulate 4,000 requests where there are more."
+            "--quick",
+            help="Count four bytes as a token, and simulate some 4,000 of more than 5,000 requests.",
         ),
     ] = False,
     json: Json = False,

@@ -73,6 +73,13 @@ class Study:
             f"--seed {self.seeds[0]} --seeds {len(self.seeds)}{self.asked.options}"
         )
 
+    @property
+    def size_text(self) -> str:
+        """How much of it there is, in a few words."""
+        first, last = self.seeds[0], self.seeds[-1]
+        seeds = f"seed {first}" if first == last else f"means over seeds {first} to {last}"
+        return f"workloads of {self.hours:g} h, {seeds}"
+
     def as_json(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """What `--json` prints: what was simulated, and what it came to."""
         return {**self.asked.as_json(), "hours": self.hours, **figures}
@@ -119,7 +126,7 @@ def show_study(
     if json:
         print_json(study.as_json(figures))
         return
-    print_line(f"lengths: {data}; {study.asked.text}")
+    print_line(f"lengths: {data}; {study.asked.text}; {study.size_text}")
     for table in tables:
         print_line("")
         print_table(*table)

@@ -84,6 +84,17 @@ class Forecast:
         return next(entry for entry in self.policies if entry.policy == self.policy)
 
 
+NOTABLY_FASTER: Final = 0.02
+"""Share of its duration by which a policy must beat the job's to be worth a word."""
+
+
+def faster_policy(told: Forecast) -> PolicyForecast | None:
+    """Returns the fastest policy if it is notably faster than the job's."""
+    fastest = min(told.policies, key=lambda entry: entry.estimated_duration_s)
+    is_notable = fastest.estimated_duration_s < (1.0 - NOTABLY_FASTER) * told.expected.estimated_duration_s
+    return fastest if is_notable else None
+
+
 def forecast(
     workload: Workload, policy: str, deadline_s: float | None, on_progress: Callable[[str], None]
 ) -> Forecast:

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from blend_core.wording import count_text, duration_text
-from flows.dry_run.forecast import Forecast
-from flows.dry_run.plan_sentences import assumption_text, deadline_text, target_text
+from flows.dry_run.forecast import Forecast, faster_policy
+from flows.dry_run.plan_sentences import assumption_text, deadline_text, faster_text, target_text
 from flows.dry_run.plan_tables import density_chart, policy_table
 from flows.dry_run.workload import Workload
 from flows.tables import percent_text
@@ -131,6 +131,9 @@ def _reservations(report: PlanReport) -> list[Fact]:
     """The deadline, and how far the figures hold; nothing where there is nothing to say."""
     told, num_devices = report.forecast, report.workload.target.tensor_parallel
     rows: list[Fact] = []
+    faster = faster_policy(told)
+    if not report.is_sample and faster is not None:
+        rows.append(("policy", faster_text(faster, told.expected)))
     # A sample's duration may come out under the optimum, too, and that says nothing about the optimum.
     if not report.is_sample and max(entry.fraction_of_optimum for entry in told.policies) > 1:
         rows.append(

@@ -2,9 +2,10 @@
 
 from blend_core.wording import count_text, duration_text
 from flows.dry_run.deadline import MAX_NUM_REPLICAS
-from flows.dry_run.forecast import DeadlineForecast
+from flows.dry_run.forecast import DeadlineForecast, PolicyForecast
 from flows.dry_run.lengths import AnswerLengths, LengthBasis
 from flows.dry_run.target import Target
+from flows.tables import percent_text
 
 
 def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
@@ -41,6 +42,15 @@ def target_text(target: Target, *, overlap: bool) -> str:
     engine = "overlap (decode attention beside GEMM)" if overlap else "sequential"
     num_tokens = target.limits.num_blocks * target.limits.block_size
     return f"{engine}, {target.model.name} on {target.device.name}, room for {num_tokens:,} tokens of KV"
+
+
+def faster_text(faster: PolicyForecast, expected: PolicyForecast) -> str:
+    """A policy that beats the job's, in one sentence."""
+    less = 1.0 - faster.estimated_duration_s / expected.estimated_duration_s
+    return (
+        f"{faster.policy} takes {duration_text(faster.estimated_duration_s)}, {percent_text(less)} less; "
+        "a job names it in options.policy"
+    )
 
 
 def deadline_text(found: DeadlineForecast) -> str:
