@@ -201,6 +201,11 @@ def _headed_attention(config: ModelConfig) -> _Attention:
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
     model_type = config.model_type
     kv_heads = config.size("num_key_value_heads", heads if model_type == "llama" else None)
+    if heads % kv_heads:
+        raise ConfigurationError(
+            f"Model {config.name} has {heads} attention heads for {kv_heads} of keys and values, which is no "
+            "whole number for each; correct its config.json."
+        )
     head_size = config.size("head_dim", _QWEN3_HEAD_SIZE if model_type == "qwen3" else hidden // heads)
     width, kv_width = heads * head_size, kv_heads * head_size
     num_parameters = 2 * hidden * (width + kv_width)

@@ -107,6 +107,8 @@ def _is_path(found: pa.DataType) -> bool:
     if pa.types.is_struct(pair):
         return (
             pair.num_fields == 2
+            # Arrow makes no value of fields that it cannot tell apart.
+            and pair.field(0).name != pair.field(1).name
             and _is_segment(pair.field(0).type)
             and pa.types.is_integer(pair.field(1).type)
         )

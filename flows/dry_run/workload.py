@@ -113,7 +113,7 @@ class Workload:
         """
         target, num_requests = self.target, len(plan)
         is_sample = num_requests > self.size.max_num_requests
-        part = self._part(plan, sample_positions(plan, self.size.num_sampled)) if is_sample else plan
+        part = self._part(plan, self._sample(plan)) if is_sample else plan
         rows = np.sort(np.searchsorted(self.requests.seq, part.seq))
         result = simulate(
             self.requests.take(rows),
@@ -161,6 +161,10 @@ class Workload:
         return max(
             (self.simulate(part, on_progress) for part in parts), key=lambda simulated: simulated.duration_s
         )
+
+    def _sample(self, plan: Plan) -> npt.NDArray[np.int64]:
+        """Returns places of a sample, rising; the longest answer is in it, since it may decide by itself."""
+        return np.union1d(sample_positions(plan, self.size.num_sampled), [self._actual(plan).argmax()])
 
     def _actual(self, plan: Plan) -> npt.NDArray[np.int64]:
         """Returns `(num_requests,)` tokens of each answer in the plan's order."""

@@ -70,6 +70,16 @@ def test_a_sample_takes_the_steps_of_a_long_answer_once(
     assert found.duration_s == pytest.approx(expected.duration_s, rel=0.1)
 
 
+@pytest.mark.parametrize("policy", FORECAST_POLICIES)
+def test_one_answer_that_decides_is_in_every_sample(few_long: MakeWorkload, policy: str) -> None:
+    whole = few_long(8_000, 1, 20_000, is_preset=True)
+    sampled = replace(whole, size=SimulationSize(max_num_requests=5_000, num_sampled=2_000))
+    plan = whole.plan(policy)
+    expected, found = whole.simulate(plan, silent), sampled.simulate(plan, silent)
+    assert found.num_simulated < 3_000
+    assert found.duration_s == pytest.approx(expected.duration_s, rel=0.08)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", FORECAST_POLICIES)
 def test_a_sample_tells_the_duration_of_what_many_at_once_decode(
@@ -91,7 +101,8 @@ def test_preemptions_of_a_sample_are_its_own(workload: MakeWorkload, a100: Targe
         workload(3_000), target=tight, size=SimulationSize(max_num_requests=2_000, num_sampled=1_500)
     )
     plan = load.plan("fcfs")
-    places = sample_positions(plan, 1_500)
+    longest = load.lengths.actual[plan.seq].argmax()
+    places = np.union1d(sample_positions(plan, 1_500), [longest])
     model, device, limits = tight.model, tight.device, tight.limits
     part = sub_plan(plan, places, model, device, limits.max_num_batched_tokens)
     rows = np.sort(part.seq)

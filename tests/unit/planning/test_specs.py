@@ -263,6 +263,7 @@ def test_spec_is_read_from_a_folder(tmp_path: Path) -> None:
         ({**MIXTRAL_8X7B, "num_local_experts": None}, "num_local_experts"),
         ({"model_type": None}, "None"),
         ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"num_key_value_heads": 5}, "no whole number for each"),
         ({"model_type": "mistral", "sliding_window": 4096}, "sliding window"),
         ({"hidden_size": None}, "hidden_size"),
         ({"vocab_size": "many"}, "has 'many' as vocab_size; make it a whole number"),

@@ -129,6 +129,16 @@ def test_text_that_is_not_utf8_is_refused(tmp_path):
             read_workload(file)
 
 
+def test_a_pair_of_two_fields_of_one_name_is_refused(tmp_path):
+    pair = pa.struct([("a", pa.int64()), ("a", pa.int64())])
+    fields = [pa.array([1, 2, 3]), pa.array([1, 1, 1])]
+    pairs = pa.StructArray.from_arrays(fields, fields=list(pair))
+    paths = pa.ListArray.from_arrays([0, 1, 2, 3], pairs)
+    pq.write_table(pa.table(ROWS | {"prefix_path": paths}), tmp_path / "w.parquet")
+    with pytest.raises(ConfigurationError, match="make it lists of pairs"):
+        read_workload(tmp_path / "w.parquet")
+
+
 def test_a_column_that_is_there_twice_is_refused(tmp_path):
     names = ["preset", *ROWS]
     columns = [pa.array(ROWS[name]) for name in names]
