@@ -61,7 +61,8 @@ def create_job(
         nightly: the nightly job of which this is one night.
 
     Raises:
-        ConfigurationError: the configured time zone is none, or the key is that of a job with other content.
+        ConfigurationError: the configured time zone is none, or the key is that of a job with other content
+            or of another day.
         StorageError: the database refused.
     """
     day = logical_date or local_date(utc_now(), wiring.settings.nightly.timezone)
@@ -77,14 +78,22 @@ def create_job(
     )
     # A night is its name and day, and keeps the job that it began with when the job file is edited.
     if idempotency_key is not None and nightly is None:
-        _check_same_job(wiring, job_id, spec, idempotency_key)
+        _check_same_job(wiring, job_id, spec, idempotency_key, logical_date)
     return job_id
 
 
-def _check_same_job(wiring: Wiring, job_id: str, spec: BatchJobSpec, idempotency_key: str) -> None:
-    """Checks that the job of a key is the one that was asked for."""
-    known = parse_job(get_job(wiring.database, job_id).spec, origin=f"Job {job_id}")
-    if known != spec:
+def _check_same_job(
+    wiring: Wiring, job_id: str, spec: BatchJobSpec, idempotency_key: str, logical_date: date | None
+) -> None:
+    """Checks that the job of a key is the one that was asked for; without a day it may be that of any."""
+    job = get_job(wiring.database, job_id)
+    if logical_date is not None and job.logical_date != logical_date:
+        raise ConfigurationError(
+            f"Idempotency key {idempotency_key!r} belongs to job {job_id}, about {job.logical_date}; give "
+            f"another key for {logical_date}, or continue that one with `blend run --job-id {job_id}`.",
+            job_id=job_id,
+        )
+    if parse_job(job.spec, origin=f"Job {job_id}") != spec:
         raise ConfigurationError(
             f"Idempotency key {idempotency_key!r} belongs to job {job_id}, made with other content; "
             f"give another key, or continue that one with `blend run --job-id {job_id}`.",

@@ -170,7 +170,8 @@ def _statement(target: WriteBackTarget, columns: Mapping[str, _Column]) -> sql.C
         "WITH given ({given}) AS (SELECT * FROM unnest({arrays})),"
         " updated AS (UPDATE {table} AS target SET {assignments} FROM given"
         " WHERE target.{key} = {key_value} RETURNING target.{key} AS key)"
-        " INSERT INTO {table} ({names}) SELECT {values} FROM given"
+        # The key of a row that is not there may be one that the table would make itself.
+        " INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM given"
         " WHERE NOT EXISTS (SELECT FROM updated WHERE updated.key = {key_value})"
         " ON CONFLICT ({key}) DO UPDATE SET {excluded}"
     ).format(
@@ -226,6 +227,7 @@ def _columns(connection: psycopg.Connection, target: WriteBackTarget) -> dict[st
         row[0]: row[1:]
         for row in connection.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, a.attgenerated <> '',"
+            " a.attidentity = 'a',"
             " has_column_privilege(a.attrelid, a.attnum, 'INSERT')"
             " AND has_column_privilege(a.attrelid, a.attnum, 'UPDATE'),"
             " EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique"
@@ -242,8 +244,8 @@ def _columns(connection: psycopg.Connection, target: WriteBackTarget) -> dict[st
             f"write_back: {target.table} has no column {', '.join(missing)}; add it, or correct `columns`."
         )
     for column, what in fields.items():
-        type_name, category, is_generated, is_allowed, is_unique = found[column]
-        if is_generated:
+        type_name, category, is_generated, is_own_identity, is_allowed, is_unique = found[column]
+        if is_generated or (is_own_identity and column != target.key_column):
             raise ConfigurationError(f"write_back: {target.table}.{column} is generated and takes no value.")
         if not is_allowed:
             raise ConfigurationError(

@@ -111,8 +111,7 @@ def run(
     ids = {} if job_id is None else {"job_id": job_id}
     with errors_about(ids), brought_up() as wiring:
         if spec is not None:
-            day = day or local_date(utc_now(), wiring.settings.nightly.timezone)
-            check_job(wiring, dated(spec, day))
+            check_job(wiring, dated(spec, day or local_date(utc_now(), wiring.settings.nightly.timezone)))
             job_id = create_job(wiring, spec, idempotency_key, logical_date=day)
         assert job_id is not None
         ids["job_id"] = job_id

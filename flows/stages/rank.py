@@ -118,6 +118,8 @@ class Rank:
             if not plan.is_over:
                 self._take_death(engine_run, error)
         else:
+            if engine_run.num_answers:
+                self._budget.answered()
             if engine_run.num_left and not plan.is_over:
                 raise EngineError(
                     f"The engine ended and left {engine_run.num_left} requests of job {self._context.job_id} "

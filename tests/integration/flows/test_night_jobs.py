@@ -74,7 +74,10 @@ def test_a_night_that_did_not_complete_gets_a_new_job_when_asked_to(
 def test_a_key_is_of_one_job_and_refused_for_another(wiring: Wiring, spec: BatchJobSpec) -> None:
     job_id = create_job(wiring, spec, "tickets 2026-11-28", logical_date=DAY)
     same = BatchJobSpec.model_validate(spec.model_dump(mode="json"))
-    assert create_job(wiring, same, "tickets 2026-11-28", logical_date=DAY + timedelta(1)) == job_id
+    assert create_job(wiring, same, "tickets 2026-11-28") == job_id
+    assert create_job(wiring, same, "tickets 2026-11-28", logical_date=DAY) == job_id
+    with pytest.raises(ConfigurationError, match=rf"belongs to job {job_id}, .* give another key for"):
+        create_job(wiring, same, "tickets 2026-11-28", logical_date=DAY + timedelta(1))
     other = spec.model_copy(update={"s3": ["s3://b/other/"]})
     with pytest.raises(ConfigurationError, match=rf"belongs to job {job_id}, .* give another key"):
         create_job(wiring, other, "tickets 2026-11-28", logical_date=DAY)

@@ -139,6 +139,35 @@ def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
     assert [death.reason for death in deaths] == ["Rank 0: It died."] * 2
 
 
+class BatchEngine(DyingEngine):
+    """Takes all of its requests at once, and dies before any answer if one of them is deadly."""
+
+    def run(self, source: RequestSource) -> Iterator[EngineEvent]:
+        for other in self._shared.requests_of(1):
+            assert self._shared.ended(1, answer(other))
+        seqs = tuple(source.plan().seq.tolist())
+        yield RequestsAdmitted(seqs)
+        if self._deadly and self._deadly & set(seqs):
+            raise EngineDiedError("It died.")
+        yield from map(answer, seqs)
+
+
+def test_deaths_count_no_further_once_other_requests_were_answered(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    held = shared.requests_of(0)
+    deadly = held[len(held) // 2]
+    engine: Any = BatchEngine(shared, {deadly})
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+    recorder.flush()
+
+    assert errored(context) == [deadly]
+    # More than are allowed in a row: what was in flight is halved until one is left.
+    num_deaths = len(engine_deaths(context.wiring.database, context.job_id))
+    assert num_deaths > context.wiring.settings.engine.max_restarts + 1
+
+
 def test_answers_of_another_rank_are_no_evidence_against_a_request(
     context: JobContext, shared: SharedPlan, recorder: Recorder
 ) -> None:

@@ -155,6 +155,15 @@ def test_ids_that_are_one_key_are_written_one_after_another(table: Table) -> Non
     assert table.rows("id, text") == [(1, "b")]
 
 
+def test_a_key_that_the_table_makes_itself_is_written(postgres_url: str) -> None:
+    columns = "id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, text text"
+    table = Table(postgres_url, columns, {"text": "text"})
+    table.run("INSERT INTO {} (text) VALUES ('old')")
+    check_target(table.target)
+    assert table.write(row("1", "first"), row("7", "seventh")).num_written == 2
+    assert table.rows("id, text") == [(1, "first"), (7, "seventh")]
+
+
 def test_names_cannot_break_out_of_the_statement(postgres_url: str) -> None:
     key, column = 'k"; DROP TABLE x; --', "50% {of} %s"
     table = Table(
@@ -193,6 +202,11 @@ def test_a_status_may_be_an_enumeration_and_a_table_in_a_schema(postgres_url: st
         ("id int PRIMARY KEY, n bool", {"finished_at": "n"}, "boolean and cannot take `finished_at`"),
         (
             "id int PRIMARY KEY, a text, b text GENERATED ALWAYS AS (upper(a)) STORED",
+            {"text": "b"},
+            "b is generated",
+        ),
+        (
+            "id int PRIMARY KEY, b int GENERATED ALWAYS AS IDENTITY UNIQUE",
             {"text": "b"},
             "b is generated",
         ),
