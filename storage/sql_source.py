@@ -18,6 +18,8 @@ from storage.postgres_connection import connect_options, plain_url, what_ran_out
 from storage.postgres_text import without_values
 
 _CURSOR = "blend_source"
+# The second where the server refused the connection itself, which psycopg tells no SQLSTATE of.
+_NO_CONNECTION = ("53300", "")
 _TYPES_WIDER_THAN_PYTHONS = (
     "date",
     "time",
@@ -43,8 +45,9 @@ def stream_rows(url: str, query: str, params: Mapping[str, Any] | None = None) -
         params: bound as `%(name)s`; then a literal `%` of the query is written `%%`.
 
     Raises:
-        SourceError: the server refused the query; the message is the server's own, without values of rows.
-        SourceUnavailableError: the server did not answer, or broke off.
+        SourceError: the server refused the query, or has too little memory or room for it; the message is the
+            server's own, without values of rows.
+        SourceUnavailableError: the server did not answer, broke off, or has no connection left.
     """
     plain = plain_url(url)
     if plain is None:
@@ -193,10 +196,15 @@ def _source_error(error: psycopg.Error) -> SourceError:
     if "authentication failed" in str(error):
         return SourceError("The SQL source refused the user or password; correct its URL.")
     ran_out = what_ran_out(error)
-    if ran_out is not None:
+    # Only a connection becomes free by waiting: room and memory are what the query itself takes.
+    if ran_out is not None and sqlstate in _NO_CONNECTION:
         return SourceUnavailableError(
-            f"The server of the SQL source has run out of something ({ran_out}); give it more room, memory "
-            "or connections."
+            f"The server of the SQL source has no connection left ({ran_out}); let it allow more of them."
+        )
+    if ran_out is not None:
+        return SourceError(
+            f"The server of the SQL source has run out of what the query needs ({ran_out}); let the query "
+            "take less, or give the server more memory or room, and submit the job again."
         )
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not sqlstate.startswith(
         ("22", "42", "57014")

@@ -109,19 +109,53 @@ def test_a_server_that_is_not_there_may_be_tried_again(closed_port: int) -> None
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_that_ran_out_of_something_may_be_tried_again(source_url: str) -> None:
+def test_a_server_without_a_free_connection_may_be_tried_again(source_url: str) -> None:
     role = f"crowd_{secrets.token_hex(4)}"
+    make_run_out(source_url, "53300", "too many connections within")
     with psycopg.connect(source_url) as connection:
-        connection.execute(
-            "CREATE FUNCTION run_out() RETURNS integer LANGUAGE plpgsql AS "
-            "$$ BEGIN RAISE EXCEPTION 'out of memory' USING ERRCODE = '53200'; END $$"
-        )
         connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0")
     parts = urlsplit(source_url)
     crowded = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
-    for url, reason in ((source_url, "out of memory"), (crowded, "too many connections for role")):
-        with pytest.raises(SourceUnavailableError, match=rf"has run out of something \({reason}"):
+    for url, reason in ((source_url, "too many connections within"), (crowded, "too many connections for")):
+        with pytest.raises(SourceUnavailableError, match=rf"has no connection left \({reason}"):
             list(stream_rows(url, "SELECT run_out()"))
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "told"),
+    [
+        ("53000", "insufficient resources"),
+        ("53100", "could not write to file"),
+        ("53200", "out of memory"),
+        ("53400", "temporary file size exceeds temp_file_limit"),
+    ],
+)
+def test_a_query_that_needs_more_than_its_server_has_is_not_tried_again(
+    source_url: str, sqlstate: str, told: str
+) -> None:
+    make_run_out(source_url, sqlstate, told)
+    with pytest.raises(SourceError, match=rf"run out of what the query needs \({told}\)") as caught:
+        list(stream_rows(source_url, "SELECT run_out()"))
+    assert not caught.value.retryable
+
+
+def test_the_servers_own_limit_on_temporary_files_is_told(source_url: str) -> None:
+    with psycopg.connect(source_url, autocommit=True) as connection:
+        database = connection.info.dbname
+        connection.execute(f'ALTER DATABASE "{database}" SET temp_file_limit = 0')
+        connection.execute(f"ALTER DATABASE \"{database}\" SET work_mem = '64kB'")
+    with pytest.raises(SourceError, match=r"\(temporary file size exceeds") as caught:
+        list(stream_rows(source_url, "SELECT n FROM generate_series(1, 100000) AS n ORDER BY -n"))
+    assert not caught.value.retryable
+
+
+def make_run_out(url: str, sqlstate: str, told: str) -> None:
+    """Makes the function `run_out()`, which fails as a server does that has run out of something."""
+    with psycopg.connect(url) as connection:
+        connection.execute(
+            "CREATE OR REPLACE FUNCTION run_out() RETURNS integer LANGUAGE plpgsql AS "
+            f"$$ BEGIN RAISE EXCEPTION '{told}' USING ERRCODE = '{sqlstate}'; END $$"
+        )
 
 
 def test_a_wrong_password_is_told_without_it(source_url: str) -> None:
