@@ -91,27 +91,28 @@ def _run_night(
 ) -> dict[str, Any]:
     import time
 
+    from flows.job_outcome import job_outcome
     from flows.progress import shown_progress
     from flows.running import run_job
     from storage.jobs import get_job
 
-    error: str | None = None
+    failure: str | None = None
     if stop.reason is None and not get_job(wiring.database, job_id).status.is_end:
         tell(f"night {day}: job {job_id}")
         try:
             with shown_progress(sys.stderr, time.monotonic) as progress:
-                error = run_job(wiring, job_id, progress, stop).write_back_error
-        except BlendError as failure:
-            error = str(failure)
-    job = get_job(wiring.database, job_id)
+                run_job(wiring, job_id, progress, stop)
+        except BlendError as error:
+            failure = str(error)
+    outcome = job_outcome(wiring.database, job_id, duration_s=0.0)
     return {
         "logical_date": day.isoformat(),
         "job_id": job_id,
         "is_new": is_new,
-        "status": job.status.value,
-        "succeeded": job.num_succeeded,
-        "total": job.num_total,
-        "error": error or job.error_message,
+        "status": outcome.status,
+        "succeeded": outcome.succeeded,
+        "total": outcome.total,
+        "error": failure or outcome.error_message or outcome.write_back_error,
     }
 
 

@@ -183,6 +183,31 @@ def test_a_range_is_filled_in_and_again_does_nothing(
     assert blend(*command)["nights"] == [{**night, "is_new": False} for night in nights]
 
 
+def test_a_night_whose_results_are_not_in_the_users_table_is_told_until_they_are(
+    wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
+) -> None:
+    table = {"connection": "shop", "table": "reply", "key_column": "day", "columns": {"text": "answer"}}
+    (tmp_path / "night.yaml").write_text(
+        json.dumps(nightly_spec.model_dump(mode="json") | {"write_back": table})
+    )
+    command = ("backfill", "night.yaml", "--from", "2026-02-28", "--to", "2026-02-28")
+    shop = {"BLEND_TARGETS__SHOP": wiring.endpoints.database_url}
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute(
+            "CREATE TABLE reply (day date PRIMARY KEY, answer text CONSTRAINT no CHECK (false))"
+        )
+
+    (night,) = blend(*command, status=1, **shop)["nights"]
+
+    assert (night["status"], night["succeeded"], night["is_new"]) == ("completed", 1, True)
+    assert "refused" in night["error"]
+    assert blend(*command, status=1, **shop)["nights"] == [{**night, "is_new": False}]
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute("ALTER TABLE reply DROP CONSTRAINT no")
+    blend("write-back", night["job_id"], **shop)
+    assert blend(*command, **shop)["nights"] == [{**night, "is_new": False, "error": None}]
+
+
 def test_a_backfill_that_is_told_to_end_begins_no_other_night(
     wiring: Wiring, environment: dict[str, str], make_job: Any, tmp_path: Path
 ) -> None:
