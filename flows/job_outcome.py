@@ -57,5 +57,5 @@ def job_outcome(database: Database, job_id: str, duration_s: float) -> JobOutcom
         table_uris=() if job.table_uri is None else (job.table_uri,),
         duration_s=duration_s,
         error_message=job.error_message,
-        write_back_error=None if job.write_back is None else job.write_back["error"],
+        write_back_error=job.write_back_error,
     )

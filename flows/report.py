@@ -101,6 +101,7 @@ class JobReport:
         output_uri: exported object of answers; None where there is none.
         error_uri: exported object of error rows; None where there is none.
         table_uri: exported table of all requests; None where there is none.
+        write_back_error: why not every result is in the user's table; None where all are, or none was asked.
         engine_deaths: when and why engines of the job died, over all its runs, in order of time.
     """
 
@@ -120,6 +121,7 @@ class JobReport:
     output_uri: str | None = None
     error_uri: str | None = None
     table_uri: str | None = None
+    write_back_error: str | None = None
     engine_deaths: tuple[EngineDeath, ...] = ()
 
     @property
@@ -143,6 +145,7 @@ class JobReport:
             "status": self.status,
             "model": self.model,
             "failure": self.failure,
+            "write_back_error": self.write_back_error,
             "device": self.device,
             "total": self.counts.total,
             "succeeded": self.counts.succeeded,
@@ -212,6 +215,7 @@ def build_report(
         output_uri=job.output_uri,
         error_uri=job.error_uri,
         table_uri=job.table_uri,
+        write_back_error=job.write_back_error,
         engine_deaths=tuple(engine_deaths(database, job_id)),
     )
 

@@ -74,6 +74,7 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
     rows = [
         ("job", f"{report.job_id} ({report.name}), {report.status}, model {report.model}"),
         *([("failure", report.failure)] if report.failure else []),
+        *_write_back_rows(report),
         ("requests", f"{ended}{pending} = {counts.total:,}"),
         (
             "tokens",
@@ -100,6 +101,13 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         if report.device == GENERIC_PROFILE:
             rows.append(("", "`cpu` is a generic profile; `blend profile` measures this machine"))
     return rows
+
+
+def _write_back_rows(report: JobReport) -> list[tuple[str, str]]:
+    if report.write_back_error is None:
+        return []
+    again = f"`blend write-back {report.job_id}` does it again"
+    return [("not written back", f"{report.write_back_error} {again}")]
 
 
 def death_rows(deaths: Sequence[EngineDeath]) -> list[tuple[object, ...]]:

@@ -126,6 +126,8 @@ class _FlowRun:
             self.wiring, job_id, progress, self.stop, _run_as_task, run_together=_run_as_tasks
         )
         progress.end()
+        if outcome.write_back_error is not None:
+            self.logger.warning("Job %s: %s", job_id, _write_back_told(outcome))
         _show_report(self.wiring, job_id, self.logger)
         return _end_state(outcome)
 
@@ -232,9 +234,18 @@ def _end_state(outcome: JobOutcome) -> State[Any]:
         f"+ {outcome.errored:,} errored + {outcome.expired:,} expired + {outcome.cancelled:,} cancelled "
         f"= {outcome.total:,}"
     )
+    if outcome.write_back_error is not None:
+        message += f"; {_write_back_told(outcome)}"
     if outcome.status == JobStatus.COMPLETED:
         return Completed(message=message)
     return Cancelled(message=message) if outcome.status == JobStatus.CANCELLED else Failed(message=message)
+
+
+def _write_back_told(outcome: JobOutcome) -> str:
+    return (
+        f"not every result was written back: {outcome.write_back_error} `blend write-back {outcome.job_id}` "
+        "does it again."
+    )
 
 
 def _show_report(wiring: Wiring, job_id: str, logger: RunLogger) -> None:

@@ -49,6 +49,11 @@ class Job:
     nightly: str | None
     write_back: dict[str, Any] | None
 
+    @property
+    def write_back_error(self) -> str | None:
+        """Why not every result is in the user's table; None where all are, or none was asked."""
+        return None if self.write_back is None else self.write_back["error"]
+
 
 def create_job(
     db: Database,

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import psutil
+import psycopg
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -20,6 +22,9 @@ from prefect.client.schemas.filters import (
     ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+    LogFilterLevel,
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
@@ -28,7 +33,7 @@ from prefect.states import Cancelling
 
 from blend_core.errors import ConfigurationError
 from flows.deployments import resubmit_job, submit_job
-from flows.job_parts import SqlSource
+from flows.job_parts import SqlSource, WriteBack
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 from storage.job_status import JobStatus
@@ -126,6 +131,29 @@ def test_the_flow_runs_both_sources_with_a_task_for_each_stage_and_rank(
     stages = ["export", "infer", "infer, rank 0", "infer, rank 1", "ingest", "plan", "report"]
     wait_for(lambda: task_names(client, flow_run_id) == stages, timeout_s=120)
     assert artifact_keys(client, flow_run_id) == {"progress", "summary", "density"}
+
+
+def test_a_flow_run_whose_results_are_not_in_the_users_table_says_so(
+    client: SyncPrefectClient, environment: dict[str, str], wiring: Wiring, make_job: Any
+) -> None:
+    table = {"connection": "shop", "table": "reply", "key_column": "id", "columns": {"text": "answer"}}
+    spec = make_job(num_rows=1, max_tokens=2).model_copy(
+        update={"write_back": WriteBack.model_validate(table)}
+    )
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute("CREATE TABLE reply (id text PRIMARY KEY, answer text CHECK (false))")
+
+    flow_run_id, state, message = run_flow(
+        environment | {"BLEND_TARGETS__SHOP": wiring.endpoints.database_url}, spec
+    )
+
+    again = f"`blend write-back {list_jobs(wiring.database, limit=1)[0].job_id}` does it again"
+    assert (state, again in message) == ("COMPLETED", True), message
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run_id]))
+    (summary,) = [found for found in client.read_artifacts(artifact_filter=of_run) if found.key == "summary"]
+    assert again in str(summary.data)
+    logs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]), level=LogFilterLevel(ge_=WARNING))
+    wait_for(lambda: any(again in log.message for log in client.read_logs(logs)), timeout_s=60)
 
 
 def test_a_job_that_cannot_run_fails_the_flow_run_with_its_sentence(

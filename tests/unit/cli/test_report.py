@@ -185,3 +185,11 @@ def test_a_plot_into_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> No
 def test_a_failed_job_tells_why() -> None:
     text = report_text(replace(report([]), failure="The model is not there."))
     assert "The model is not there." in text
+
+
+def test_a_table_that_was_not_written_is_told_everywhere() -> None:
+    told = replace(report([]), write_back_error="shop.answer cannot be written (refused).")
+    for text in (report_text(told), report_markdown(told)):
+        assert "shop.answer cannot be written (refused). `blend write-back job_1` does it again" in text
+    assert told.as_json()["write_back_error"] == "shop.answer cannot be written (refused)."
+    assert "not written back" not in report_text(report([]))
