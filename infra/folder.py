@@ -98,7 +98,7 @@ class StateFolder:
 
     @contextmanager
     def lack_of_room_told(self) -> Iterator[None]:
-        """What fails in the block since the folder's disk is full is told as that.
+        """What fails in the block since a disk is full is told as that, with the error's own words.
 
         Raises:
             ServiceError: no room is left.
@@ -108,9 +108,10 @@ class StateFolder:
         except (OSError, ServiceError) as error:
             if not (self._has_no_room() if isinstance(error, ServiceError) else error.errno in _FULL):
                 raise
+            full = error.filename if isinstance(error, OSError) and error.filename else self.home
             raise ServiceError(
-                f"The disk of {self.home} is full; make room there, or name another state folder in "
-                "BLEND_HOME, and do this again."
+                f"The disk of {full} is full; make room there, or name another state folder in BLEND_HOME, "
+                f"and do this again. What failed: {error}"
             ) from error
 
     def _has_no_room(self) -> bool:

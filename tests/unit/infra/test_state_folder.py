@@ -1,3 +1,4 @@
+import errno
 import os
 import socket
 import stat
@@ -38,9 +39,14 @@ def test_a_full_disk_is_told_and_any_other_error_is_left_as_it_is(
     folder = folder_at(tmp_path / "home")
     with pytest.raises(ServiceError, match="home is full; make room there"), folder.lack_of_room_told():
         Path("/dev/full").write_text("x")
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/elsewhere/pg_wal")
+    with pytest.raises(ServiceError) as caught, folder.lack_of_room_told():
+        raise elsewhere
+    assert str(caught.value).startswith("The disk of /elsewhere/pg_wal is full; make room there")
+    assert str(caught.value).endswith(str(elsewhere))
     with pytest.raises(PermissionError), folder.lack_of_room_told():
         raise PermissionError("no")
-    for free_bytes, told in ((1 << 40, "It ended."), (4096, "is full")):
+    for free_bytes, told in ((1 << 40, "^It ended"), (4096, "home is full.* It ended")):
         monkeypatch.setattr("shutil.disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
         with pytest.raises(ServiceError, match=told), folder.lack_of_room_told():
             raise ServiceError("It ended.")
