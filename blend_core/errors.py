@@ -11,6 +11,7 @@
     │   └── EngineDiedError             (retryable) its process ended in mid-run
     ├── StorageError            the database or the object store refused
     │   ├── StorageUnavailableError     (retryable) it did not answer
+    │   ├── ObjectGoneError             an object of the platform's own is not there any more
     │   └── StaleRunError               the run no longer owns its job
     ├── RunInterruptedError     (retryable) the process was told to end in mid-run; the job can be continued
     └── ServiceError            an embedded service cannot be started, found or stopped
@@ -147,6 +148,10 @@ class StorageUnavailableError(StorageError):
     """The database or the object store did not answer."""
 
     retryable = True
+
+
+class ObjectGoneError(StorageError):
+    """An object of the platform's own is not there any more."""
 
 
 class StaleRunError(StorageError):

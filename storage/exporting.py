@@ -28,6 +28,8 @@ class ExportResult:
         table_uri: all requests, Parquet; None where it was not asked for.
         num_output: requests with an answer.
         num_error: the others.
+        gone_uris: objects of long answers that are not there any more; of these answers the beginning was
+            exported.
     """
 
     output_uri: str | None
@@ -35,6 +37,7 @@ class ExportResult:
     table_uri: str | None
     num_output: int
     num_error: int
+    gone_uris: tuple[str, ...]
 
 
 def export_job(
@@ -67,6 +70,7 @@ def export_job(
         )
     encode = msgspec.json.Encoder().encode
     num_output = num_error = 0
+    gone_uris: list[str] = []
     prefix = f"jobs/{job_id}/outputs/"
     folder = f"{prefix}{run.key_part}/"
     error_key = f"{folder}errors.jsonl"
@@ -78,7 +82,7 @@ def export_job(
         if as_table:
             results = stack.enter_context(objects.uploader(f"{folder}results.parquet"))
             table = stack.enter_context(ResultTable(cast(IO[bytes], UploadFile(results)), job_id, job.model))
-        for row in iter_results(db, job_id, objects=objects):
+        for row in iter_results(db, job_id, objects=objects, on_gone=gone_uris.append):
             is_answer = row.status == "succeeded"
             num_output, num_error = num_output + is_answer, num_error + (not is_answer)
             if is_answer and outputs is not None:
@@ -102,7 +106,7 @@ def export_job(
     set_job_outputs(db, job_id, output_uri=output_uri, error_uri=error_uri, table_uri=table_uri, run=run)
     # Keys sort by the fencing numbers of the runs: what a newer run may have written by now stays.
     objects.delete([key for key in objects.keys(prefix) if key < folder])
-    return ExportResult(output_uri, error_uri, table_uri, num_output, num_error)
+    return ExportResult(output_uri, error_uri, table_uri, num_output, num_error, tuple(gone_uris))
 
 
 def output_line(job_id: str, model: str, row: ResultRow) -> dict[str, Any]:

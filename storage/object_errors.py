@@ -1,5 +1,8 @@
 """What an error of the S3 client means, in the platform's own errors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
@@ -12,7 +15,7 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from blend_core.errors import (
-    BlendError,
+    ObjectGoneError,
     SourceError,
     SourceUnavailableError,
     StorageError,
@@ -59,23 +62,37 @@ def source_error(error: Exception, uri: str) -> SourceError:
 def storage_error(error: Exception, uri: str) -> StorageError:
     """The error for an object of our own."""
     if error_code(error) in _NO_SUCH_KEY:
-        sentence = (
-            f"{uri} is gone, and its job cannot go on without it: `blend cancel` ends the job and keeps its "
-            "answers; submit the rest as a new one."
-        )
-        return StorageError(sentence, uri=uri)
+        return ObjectGoneError(f"{uri} is gone; put it back and do this again.", uri=uri)
     kind = StorageUnavailableError if is_transient(error) else StorageError
     return kind(_sentence(error, uri), uri=uri)
 
 
-def gone_error(uri: str) -> BlendError:
+@contextmanager
+def needed_to_go_on() -> Iterator[None]:
+    """An object that is gone in the block is told as one without which its job has no more answers.
+
+    Raises:
+        ObjectGoneError: says how to end the job.
+    """
+    try:
+        yield
+    except ObjectGoneError as error:
+        uri = error.ids["uri"]
+        raise ObjectGoneError(
+            f"{uri} is gone, and its job cannot go on without it: `blend cancel` ends the job and keeps its "
+            "answers; submit the rest as a new one.",
+            uri=uri,
+        ) from error
+
+
+def gone_error(uri: str) -> SourceError:
     """The error for an object that was listed, and is not there when it is to be read."""
     return SourceError(
         f"{uri} was deleted after it was listed; put it back and submit the job again.", uri=uri
     )
 
 
-def changed_error(uri: str) -> BlendError:
+def changed_error(uri: str) -> SourceError:
     """The error for an object that became another one while it was read."""
     return SourceError(f"{uri} changed while it was read; submit the job again when it is complete.", uri=uri)
 

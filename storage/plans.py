@@ -9,6 +9,7 @@ from blend_core.errors import StaleRunError, StorageError
 from blend_core.plan import Plan, PlanSummary
 from storage.database import Database
 from storage.ids import new_id
+from storage.object_errors import needed_to_go_on
 from storage.objects import ObjectStore, split_uri
 from storage.ownership import Run, hold_job
 from storage.schema import plan as plan_table
@@ -59,7 +60,7 @@ def load_plan(db: Database, objects: ObjectStore, job_id: str, *, revision: int 
     """Reads a revision, the newest by default.
 
     Raises:
-        StorageError: there is no such plan.
+        StorageError: there is no such plan, or its object is gone.
         PlanError: what is stored is damaged.
     """
     statement = (
@@ -75,7 +76,9 @@ def load_plan(db: Database, objects: ObjectStore, job_id: str, *, revision: int 
     if uri is None:
         which = "no plan" if revision is None else f"no plan of revision {revision}"
         raise StorageError(f"Job {job_id} has {which}; run the job.", job_id=job_id)
-    return Plan.from_arrow(objects.get(split_uri(uri)[1]))
+    with needed_to_go_on():
+        content = objects.get(split_uri(uri)[1])
+    return Plan.from_arrow(content)
 
 
 def load_plan_summary(db: Database, job_id: str, *, revision: int | None = None) -> PlanSummary | None:

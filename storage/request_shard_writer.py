@@ -9,6 +9,7 @@ import pyarrow as pa
 from blend_core.errors import StorageError
 from blend_core.request import Request
 from storage.ids import new_id
+from storage.object_errors import needed_to_go_on
 from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.shard_format import (
@@ -103,7 +104,8 @@ class RequestShardWriter:
         kept: set[str] = set()
         if self._num_kept:
             assert self.index_key is not None, "what is kept has an index"
-            found = self._objects.read_arrow(self.index_key).to_pydict()
+            with needed_to_go_on():
+                found = self._objects.read_arrow(self.index_key).to_pydict()
             self._index = list(zip(*(found[name] for name in INDEX_SCHEMA.names), strict=True))
             kept = {self.index_key, *(entry[0] for entry in self._index)}
         prefix = shard_prefix(self._job_id)

@@ -23,6 +23,7 @@ from blend_core.errors import StorageError
 from blend_core.request import Request, RequestArrays
 from storage.database import Database
 from storage.jobs import get_job
+from storage.object_errors import needed_to_go_on
 from storage.objects import ObjectStore
 from storage.schema import batch_job
 from storage.shard_format import (
@@ -68,7 +69,8 @@ class RequestShards:
         self._objects = objects
         self._job_id = job_id
         self._max_cached_bytes = max_cached_bytes
-        self._index = objects.read_arrow(index_key).to_pydict()
+        with needed_to_go_on():
+            self._index = objects.read_arrow(index_key).to_pydict()
         if "key" not in self._index:
             # Of a job that was read before shards had keys of their runs.
             numbers = range(len(self._index["first_seq"]))
@@ -162,7 +164,8 @@ class RequestShards:
             shard = self._cached.get(index)
             if shard is None:
                 path = self._folder / f"{index:05}.arrow"
-                self._objects.download(self._index["key"][index], path)
+                with needed_to_go_on():
+                    self._objects.download(self._index["key"][index], path)
                 shard = self._cached[index] = Shard(path)
                 # Its space is free when the last reader lets go, even one that is killed.
                 path.unlink()

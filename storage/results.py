@@ -1,6 +1,6 @@
 """Reading back: counts, results, densities."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from blend_core.errors import ObjectGoneError
 from storage.database import Database
 from storage.jobs import get_job
 from storage.objects import ObjectStore, split_uri
@@ -44,7 +45,7 @@ class ResultRow:
         source_line: line or row there, from 1.
         endpoint: OpenAI endpoint it is written for.
         status: succeeded, errored, expired, cancelled, or None for pending.
-        output_text: the answer.
+        output_text: the answer; only the beginning of a long one whose object is gone.
         finish_reason: stop or length.
         num_prompt_tokens: of the result, else of the request.
         num_cached_tokens: prompt tokens served from the cache.
@@ -158,11 +159,17 @@ def pending_seqs(db: Database, job_id: str) -> npt.NDArray[np.int64]:
 
 
 def iter_results(
-    db: Database, job_id: str, *, objects: ObjectStore | None = None, limit: int | None = None
+    db: Database,
+    job_id: str,
+    *,
+    objects: ObjectStore | None = None,
+    limit: int | None = None,
+    on_gone: Callable[[str], object] = lambda uri: None,
 ) -> Iterator[ResultRow]:
     """Every request with its result in seq order, streamed by a server-side cursor.
 
-    An answer too large for a row is fetched from `objects`; without them the row has its beginning.
+    An answer too large for a row is fetched from `objects`; without them the row has its beginning. Where its
+    object is gone, the row has the beginning and a line that says so, and `on_gone` is told the object.
     """
     with db.raw() as connection, connection.cursor(name="results") as cursor:
         cursor.itersize = _FETCH_ROWS
@@ -177,7 +184,11 @@ def iter_results(
         )
         for *values, raw_ref in cursor:
             if raw_ref is not None and objects is not None:
-                values[6] = objects.get(split_uri(raw_ref)[1]).decode()
+                try:
+                    values[6] = objects.get(split_uri(raw_ref)[1]).decode()
+                except ObjectGoneError:
+                    on_gone(raw_ref)
+                    values[6] += f"\n[The rest of this answer is gone: there is no {raw_ref} any more.]"
             yield ResultRow(*values)
 
 

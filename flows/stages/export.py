@@ -20,6 +20,11 @@ def export_job(context: JobContext) -> str:
         as_table=OutputFormat.PARQUET in outputs,
         run=context.run,
     )
+    if exported.gone_uris:
+        context.progress.note(
+            f"{len(exported.gone_uris):,} long answers were exported with their beginning alone, since their "
+            f"objects are gone; the first is {exported.gone_uris[0]}."
+        )
     written = []
     if exported.output_uri is not None:
         written.append(f"{exported.num_output:,} lines in {exported.output_uri}")

@@ -42,6 +42,29 @@ def test_a_cancelled_job_keeps_and_exports_what_had_finished(wiring: Wiring, mak
     assert_sums_hold(wiring, job_id, 601)
 
 
+def test_a_job_whose_long_answers_are_gone_is_cancelled_with_their_beginnings(
+    wiring: Wiring, make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.result_rows._MAX_TEXT_BYTES", 4)
+    job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
+
+    def lose_answers_and_cancel() -> None:
+        wiring.objects.delete(wiring.objects.keys(f"jobs/{job_id}/answers/"))
+        request_cancel(wiring.database, job_id)
+
+    watching = Watching(20, lose_answers_and_cancel)
+    outcome = run_job(wiring, job_id, watching)
+
+    assert outcome.status == "cancelled"
+    assert any("long answers were exported with their beginning alone" in note for note in watching.notes)
+    (uri,) = outcome.output_uris
+    (content,) = (
+        wiring.objects.get(key) for key in wiring.objects.keys(f"jobs/{job_id}/outputs/") if uri.endswith(key)
+    )
+    assert b"The rest of this answer is gone" in content
+    assert_sums_hold(wiring, job_id, 600)
+
+
 def test_a_job_that_is_cancelled_between_stages_ends_as_cancelled(wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=5, bad_lines=(b"{",)))
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from blend_core.engines.base import RequestFailed, RequestFinished
-from blend_core.errors import StorageError
+from blend_core.errors import ObjectGoneError, StorageError
 from storage.database import Database
 from storage.exporting import export_job
 from storage.job_status import JobStatus
@@ -43,6 +43,16 @@ def test_revisions_are_added_and_the_newest_is_read(
     with pytest.raises(StorageError, match="revision 1 already"):
         save_plan(db, objects, job_id, plan_of(1))
     assert len(objects.keys(f"jobs/{job_id}/plans/")) == 2
+
+
+def test_a_plan_that_is_gone_says_how_to_end_its_job(
+    db: Database, objects: ObjectStore, make_job: Callable[..., str]
+) -> None:
+    job_id = make_job()
+    save_plan(db, objects, job_id, plan_of(0))
+    objects.delete(objects.keys(f"jobs/{job_id}/plans/"))
+    with pytest.raises(ObjectGoneError, match=r"is gone, and its job .* `blend cancel` ends the job"):
+        load_plan(db, objects, job_id)
 
 
 def lines(objects: ObjectStore, uri: str | None) -> list[dict[str, object]]:
@@ -109,6 +119,34 @@ def test_answers_and_errors_are_exported_in_openai_batch_format(
     assert (job.output_uri, job.error_uri) == (exported.output_uri, exported.error_uri)
     assert job.table_uri == exported.table_uri
     assert set_job_status(db, job_id, JobStatus.EXPIRED, run=run).num_succeeded == 2
+
+
+def test_a_long_answer_whose_object_is_gone_is_exported_with_its_beginning(
+    db: Database,
+    objects: ObjectStore,
+    make_job: Callable[..., str],
+    take_job: Callable[[str], Run],
+    answer: Callable[..., RequestFinished],
+) -> None:
+    job_id = make_job(num_valid=2)
+    run = take_job(job_id)
+    with Recorder(db, objects, run) as recorder:
+        recorder.finished(answer(0, "a" * 2_000_000))
+        recorder.finished(answer(1, "b" * 2_000_000))
+    gone = f"jobs/{job_id}/answers/{run.run_id}/0.txt"
+    objects.delete([gone])
+
+    exported = export_job(db, objects, job_id, run=run)
+
+    assert (exported.num_output, exported.gone_uris) == (2, (objects.uri(gone),))
+    content = b"".join(objects.get(key) for key in objects.keys(f"jobs/{job_id}/outputs/") if "jsonl" in key)
+    first, second = (
+        json.loads(line)["response"]["body"]["choices"][0]["message"]["content"]
+        for line in content.splitlines()
+    )
+    assert first.startswith("a" * 900)
+    assert first.endswith(f"\n[The rest of this answer is gone: there is no {objects.uri(gone)} any more.]")
+    assert second == "b" * 2_000_000
 
 
 def test_a_job_without_errors_has_no_error_object_and_exports_the_same_again(

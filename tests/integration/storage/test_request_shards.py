@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blend_core.errors import StorageError
+from blend_core.errors import ObjectGoneError, StorageError
 from blend_core.request import Request, SamplingParams
 from storage.database import Database
 from storage.jobs import create_job
@@ -75,6 +75,18 @@ def test_a_small_cache_gives_the_same_requests(objects: ObjectStore, written: Re
     with read(objects, written, max_cached_bytes=1) as reader:
         for seq in (299, 1, 150, 299):
             assert same(reader.fetch([seq])[0], request_of(seq))
+
+
+def test_a_shard_that_is_gone_says_how_to_end_its_job(
+    objects: ObjectStore, written: RequestShardWriter
+) -> None:
+    told = r"is gone, and its job .* `blend cancel` ends the job"
+    with read(objects, written) as reader:
+        objects.delete(objects.keys("jobs/job_a/"))
+        with pytest.raises(ObjectGoneError, match=told):
+            reader.fetch([1])
+    with pytest.raises(ObjectGoneError, match=told):
+        read(objects, written)
 
 
 def test_what_is_downloaded_lies_in_no_folder_that_a_kill_could_leave(
