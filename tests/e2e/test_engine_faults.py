@@ -119,6 +119,7 @@ def test_a_request_that_hangs_or_breaks_the_engine_is_set_aside(
     assert (outcome.status, outcome.succeeded, outcome.errored) == ("completed", 2, 1)
     assert list(errors(wiring, job_id)) == ["request-1"]
     deaths = engine_deaths(wiring.database, job_id)
+    assert not any(death.reason.startswith("Rank") for death in deaths)
     assert all(reason in death.reason and "secret" not in death.reason for death in deaths)
 
 
