@@ -12,7 +12,8 @@ EXIT_INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command line, by default the process's own, and exits with its status; see `flows.cli.app`.
 
-    Ctrl-C while the commands are still being imported ends the process without a word.
+    Ctrl-C that no command takes, as while the commands are still being imported, ends the process without a
+    word and with status 130.
     """
     try:
         from flows.cli.app import run_command

@@ -68,7 +68,7 @@ def blend(
 
     Results go to stdout, progress and errors to stderr; with --json a failure is one JSON object, too.
     Exit status: 0 done (error rows included), 1 failed, or the job expired or was cancelled, 2 wrong usage or
-    configuration.
+    configuration, 130 ended at once by Ctrl-C, which while a job runs takes a second one.
     """
 
 

@@ -8,7 +8,9 @@ def write_back_job(context: JobContext) -> str:
     """Upserts the results; returns the outcome in one line. A table that refuses is told, and never an error.
 
     Raises:
-        StorageError: the outcome cannot be recorded in the platform's own tables.
+        StaleRunError: the run no longer owns the job.
+        StorageError: the results cannot be read, or the outcome cannot be recorded in the platform's own
+            tables.
     """
     outcome = write_back_results(context.wiring, context.spec, context.job_id, context.run)
     asked = context.spec.write_back
