@@ -80,7 +80,7 @@ def test_the_job_of_a_process_that_lives_is_not_taken(db: Database, job_id: str)
     assert "lease_left_s" in live.value.ids
 
 
-def test_the_lease_of_a_process_elsewhere_is_waited_for(db: Database, job_id: str) -> None:
+def test_the_job_of_a_process_elsewhere_is_not_taken_while_its_lease_lasts(db: Database, job_id: str) -> None:
     details = {**holder_details(), "holder_machine": "elsewhere", "holder_pid": "1"}
     start_run(db, job_id, engine="torch", policy="fcfs", details=details, lease_s=60)
 
