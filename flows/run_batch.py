@@ -51,6 +51,7 @@ from flows.stages import JobContext
 from flows.stopping import StopReason, StopSignal, stopped_by_signals
 from flows.tables import cell_text
 from flows.wiring import Endpoints, Wiring
+from storage.database import Database
 from storage.job_status import JobStatus
 
 
@@ -153,15 +154,21 @@ def _run_night(
             run.logger.warning("%s", night.sentence(job.name))
     for night in nights_to_catch_up(troubled, job.catch_up, day):
         _catch_up(run, job, night)
-    known = run.asked(lambda: known_night(database, job, day))
-    # A retry of this flow run follows its own dead run, whose lease may still be live; a run whose process
-    # died on this machine is known to be dead.
+    running_id = run.asked(lambda: _running_job_id(database, job, day))
+    # A retry of this flow run follows its own dead run, whose lease may still be live.
     is_retry = flow_run.get_run_count() > 1
-    if known is not None and known.is_running and not is_retry and not free_dead_run(database, known.job_id):
-        message = f"Night {day} is run already, as job {known.job_id}."
-        return Completed(name="Skipped", message=message)
+    if running_id is not None and not is_retry:
+        return Completed(name="Skipped", message=f"Night {day} is run already, as job {running_id}.")
     job_id, _ = run.asked(lambda: create_night(run.wiring, job, day))
     return run.run(job_id)
+
+
+def _running_job_id(database: Database, job: BatchJobSpec, day: date) -> str | None:
+    """The job of a night that is being run; a run whose process died on this machine is none."""
+    known = known_night(database, job, day)
+    if known is None or not known.is_running or free_dead_run(database, known.job_id):
+        return None
+    return known.job_id
 
 
 def _today(schedule: NightlySchedule | None) -> date:

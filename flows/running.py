@@ -177,7 +177,7 @@ def run_stages(
     job = through_outages(lambda: get_job(database, job_id), stop, progress.note)
     if job.status.is_end:
         # One that died when its job had just ended.
-        free_dead_run(database, job_id)
+        through_outages(lambda: free_dead_run(database, job_id), stop, progress.note)
     else:
         spec = dated(parse_job(job.spec, origin=f"Job {job_id}"), job.logical_date)
         take = partial(
