@@ -32,6 +32,7 @@ from storage import jobs
 from storage.job_status import JobStatus
 from storage.jobs import close_pending, get_job, request_cancel, set_job_status
 from storage.output_lengths import remember_output_lengths
+from storage.ownership import stale_run
 from storage.results import counts
 from storage.runs import heartbeat
 
@@ -167,13 +168,15 @@ def run_stages(
         wiring: the parts of this process.
         job_id: the job.
         progress: where to report to.
-        stop: ends the run early.
+        stop: ends the run early. It stays as it is: what the run learns of its job, that it is cancelled,
+            expired or lost, ends this job alone.
         run_stage: calls a stage.
         run_together: calls the ranks of a job that has several.
         wait_for_lease: wait for the lease of a run that died; else raise `StorageError` at once.
     """
     started_s = time.monotonic()
     database = wiring.database
+    stop = StopSignal(stop)
     job = through_outages(lambda: get_job(database, job_id), stop, progress.note)
     if job.status.is_end:
         # One that died when its job had just ended.
@@ -261,14 +264,22 @@ def _settle(context: JobContext) -> JobStatus:
     Raises:
         StaleRunError: another run took the job over; nothing more is written.
         RunInterruptedError: the process was told to end; what is pending stays pending.
+        StorageError: the sources were never read, so there is nothing that could be complete.
     """
     database, job_id = context.wiring.database, context.job_id
     # Asked right now, since a process that was stopped for a while may have lost its job without noticing.
     heartbeat(database, context.run, lease_s=LEASE_S)
     reason = context.stop.reason
+    if reason is StopReason.LOST:
+        raise stale_run(context.run)
     if reason is StopReason.INTERRUPTED:
         raise RunInterruptedError(
             f"The process was told to end; job {job_id} keeps its results; run it again to continue it.",
+            job_id=job_id,
+        )
+    if reason is None and get_job(database, job_id).ingested_at is None:
+        raise StorageError(
+            f"The sources of job {job_id} were never read, so it is not complete; run it again.",
             job_id=job_id,
         )
     if reason is StopReason.CANCELLED:

@@ -22,24 +22,45 @@ class StopReason(StrEnum):
 
 
 class StopSignal:
-    """Tells the stages of one run to stop. Any thread or signal handler may set it; it is never unset."""
+    """Tells what runs to stop. Any thread or signal handler may set it; it is never unset.
 
-    __slots__ = ("_event", "_reason")
+    A process that runs several jobs has one signal for itself and a child of it for each job: what is asked
+    of the process holds for every job, what is asked of a job holds for that one alone.
 
-    def __init__(self) -> None:
+    Args:
+        parent: stops this one, too; its reason counts where this one has none of its own.
+    """
+
+    __slots__ = ("_children", "_event", "_parent", "_reason")
+
+    def __init__(self, parent: "StopSignal | None" = None) -> None:
         self._event = threading.Event()
         self._reason: StopReason | None = None
+        self._parent = parent
+        self._children: list[StopSignal] = []
+        if parent is not None:
+            # In this order, so that a reason which is given right now is not slept through.
+            parent._children.append(self)
+            if parent.reason is not None:
+                self._event.set()
 
     @property
     def reason(self) -> StopReason | None:
         """Why to stop, or None to go on. Cheap."""
+        if self._reason is None and self._parent is not None:
+            return self._parent.reason
         return self._reason
 
     def request(self, reason: StopReason) -> None:
-        """Asks the run to stop; a later reason changes nothing."""
-        if self._reason is None:
+        """Asks to stop; a later reason changes nothing."""
+        if self.reason is None:
             self._reason = reason
-            self._event.set()
+            self._wake()
+
+    def _wake(self) -> None:
+        self._event.set()
+        for child in self._children:
+            child._wake()
 
     def wait(self, timeout_s: float) -> bool:
         """Sleeps until a stop is asked for or the time is over; returns whether to stop."""

@@ -53,6 +53,7 @@ def backfill(
     from flows.nights import backfill_dates, create_night
     from flows.preflight import check_job
     from flows.stopping import stop_at_signals
+    from storage.job_status import JobStatus
 
     start, end = parse_date(first, "--from"), parse_date(last, "--to")
     from_file = _job_of_file(nightly)
@@ -67,7 +68,7 @@ def backfill(
             outcomes = [
                 _run_night(wiring, day, job_id, stop, is_new=is_new) for day, job_id, is_new in nights
             ]
-    if stop.reason is not None:
+    if stop.reason is not None and any(not JobStatus(night["status"]).is_end for night in outcomes):
         tell("The backfill was stopped; the same command runs what is left.")
     if json:
         print_json({"name": spec.name, "nights": outcomes})

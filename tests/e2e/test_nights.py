@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,13 +16,14 @@ import pytest
 from blend_core.errors import RunInterruptedError
 from flows.job_parts import CatchUp
 from flows.job_spec import BatchJobSpec
-from flows.nights import register
+from flows.nights import create_night, register
 from flows.progress import SilentProgress
 from flows.running import create_job, run_job, run_stages
 from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.jobs import Job, get_job, list_jobs
 from storage.results import counts
+from storage.runs import latest_run_id
 from tests.e2e.watched_run import wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -102,6 +104,11 @@ def days_asked(wiring: Wiring, job_id: str) -> list[str]:
     return [row[0] for row in rows]
 
 
+def close_window(wiring: Wiring, job_id: str) -> None:
+    with psycopg.connect(wiring.endpoints.database_url) as connection:
+        connection.execute("UPDATE batch_job SET expires_at = now() WHERE job_id = %s", (job_id,))
+
+
 @pytest.mark.prefect
 def test_a_night_in_which_the_clocks_change_is_run_once(
     wiring: Wiring, run_nights: Callable[..., list[list[str]]], nightly_spec: BatchJobSpec
@@ -147,6 +154,24 @@ def test_a_night_catches_up_and_one_that_comes_too_late_is_skipped(
     assert jobs[0].logical_date - jobs[1].logical_date == timedelta(days=1)
 
 
+@pytest.mark.prefect
+def test_a_night_is_run_though_the_one_that_it_catches_up_with_expires(
+    wiring: Wiring, run_nights: Callable[..., list[list[str]]], nightly_spec: BatchJobSpec
+) -> None:
+    spec = nightly_spec.model_copy(update={"catch_up": CatchUp.ALL})
+    now = datetime.now(tz=UTC)
+    stuck_id, _ = create_night(wiring, spec, now.date() - timedelta(days=3))
+    close_window(wiring, stuck_id)
+
+    (state,) = run_nights(spec, now)
+
+    assert get_job(wiring.database, stuck_id).status == "expired"
+    assert state[0] == "COMPLETED", state
+    own = jobs_of(wiring, spec.name)[0]
+    assert own.job_id != stuck_id
+    assert (own.status, own.num_succeeded) == ("completed", 1)
+
+
 @pytest.fixture
 def blend(environment: dict[str, str], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs `blend ARGUMENTS --json` with Prefect down, and reads what it printed."""
@@ -161,6 +186,7 @@ def blend(environment: dict[str, str], tmp_path: Path) -> Callable[..., dict[str
             text=True,
             timeout=300,
         )
+        (tmp_path / "stderr").write_text(done.stderr)
         assert done.returncode == status, done.stderr
         printed: dict[str, Any] = json.loads(done.stdout)
         return printed
@@ -208,36 +234,80 @@ def test_a_night_whose_results_are_not_in_the_users_table_is_told_until_they_are
     assert blend(*command, **shop)["nights"] == [{**night, "is_new": False, "error": None}]
 
 
-def test_a_backfill_that_is_told_to_end_begins_no_other_night(
-    wiring: Wiring, environment: dict[str, str], make_job: Any, tmp_path: Path
+def test_a_backfill_goes_on_behind_a_night_that_expires(
+    wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
 ) -> None:
-    spec = make_job(num_chats=600, max_tokens=200).model_copy(update={"name": "told to end"})
+    (tmp_path / "night.yaml").write_text(nightly_spec.model_dump_json())
+    overdue_id, _ = create_night(wiring, nightly_spec, date(2026, 2, 28))
+    close_window(wiring, overdue_id)
+
+    told = blend("backfill", "night.yaml", "--from", "2026-02-28", "--to", "2026-03-01", status=1)
+
+    first, second = told["nights"]
+    assert (first["job_id"], first["status"]) == (overdue_id, "expired")
+    assert (second["status"], second["succeeded"]) == ("completed", 1)
+    assert "was stopped" not in (tmp_path / "stderr").read_text()
+
+
+@pytest.fixture
+def signalled_backfill(
+    wiring: Wiring, environment: dict[str, str], make_job: Any, tmp_path: Path
+) -> Callable[[str, signal.Signals], tuple[int, list[dict[str, Any]], bytes]]:
+    """Sends a signal into the first night of `blend backfill --to DAY`; returns status, nights and stderr."""
+    spec = make_job(num_chats=600, max_tokens=200).model_copy(update={"name": tmp_path.name})
     (tmp_path / "night.yaml").write_text(spec.model_dump_json())
-    command = ["backfill", "night.yaml", "--from", "2026-02-28", "--to", "2026-03-01", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN_MAIN, *command],
-        env=os.environ | environment,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-    )
 
     def has_begun() -> bool:
-        # The first night is the older of the two jobs.
+        # The first night is the oldest of the jobs.
         jobs = jobs_of(wiring, spec.name)
         return bool(jobs) and counts(wiring.database, jobs[-1].job_id).succeeded >= 10
 
-    try:
-        wait_for(has_begun, timeout_s=300)
-        process.terminate()
-        told, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    def run(last: str, number: signal.Signals) -> tuple[int, list[dict[str, Any]], bytes]:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-c", RUN_MAIN,
+                "backfill", "night.yaml", "--from", "2026-02-28", "--to", last, "--json",
+            ],
+            env=os.environ | environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            wait_for(has_begun, timeout_s=300)
+            process.send_signal(number)
+            told, notes = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.wait()
+        return process.returncode, json.loads(told)["nights"], notes
 
-    first, second = json.loads(told)["nights"]
+    return run
+
+
+def test_a_backfill_that_is_told_to_end_begins_no_other_night(
+    wiring: Wiring,
+    signalled_backfill: Callable[[str, signal.Signals], tuple[int, list[dict[str, Any]], bytes]],
+) -> None:
+    status, (first, second), notes = signalled_backfill("2026-03-01", signal.SIGTERM)
+
     assert (first["status"], second["status"]) == ("in_progress", "validating")
     assert first["job_id"] in first["error"]
-    assert process.returncode == 1
+    # Not even taken: a night that was begun would have a run, and tell why it ended.
+    assert second["error"] is None
+    assert latest_run_id(wiring.database, second["job_id"]) is None
+    assert b"The backfill was stopped" in notes
+    assert status == 1
+
+
+def test_a_backfill_whose_last_night_is_cancelled_has_nothing_left_to_run(
+    signalled_backfill: Callable[[str, signal.Signals], tuple[int, list[dict[str, Any]], bytes]],
+) -> None:
+    status, (only,), notes = signalled_backfill("2026-02-28", signal.SIGINT)
+
+    assert only["status"] == "cancelled"
+    assert b"was stopped" not in notes
+    assert status == 1
 
 
 def test_a_night_of_today_writes_back_by_its_day_and_a_missing_table_stops_it_before_it_starts(

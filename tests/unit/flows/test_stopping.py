@@ -20,6 +20,32 @@ def test_the_first_reason_counts() -> None:
     assert stop.wait(0)
 
 
+def test_what_is_asked_of_a_process_stops_its_jobs_and_wakes_them() -> None:
+    process = StopSignal()
+    before = StopSignal(process)
+    threading.Timer(0.05, process.request, [StopReason.INTERRUPTED]).start()
+
+    assert before.wait(30)
+    after = StopSignal(process)
+    assert after.wait(0)
+    after.request(StopReason.EXPIRED)
+    assert before.reason is after.reason is StopReason.INTERRUPTED
+
+
+def test_what_is_asked_of_a_job_stops_neither_its_process_nor_other_jobs() -> None:
+    process = StopSignal()
+    job, other = StopSignal(process), StopSignal(process)
+
+    job.request(StopReason.EXPIRED)
+    assert job.wait(0)
+    assert process.reason is None
+    assert other.reason is None
+    assert not other.wait(0)
+
+    process.request(StopReason.CANCELLED)
+    assert (job.reason, other.reason) == (StopReason.EXPIRED, StopReason.CANCELLED)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_told_and_does_not_end_the_process(number: signal.Signals) -> None:
     told: list[signal.Signals] = []
