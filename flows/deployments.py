@@ -24,8 +24,8 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.types.entrypoint import EntrypointType
 
 from blend_core.errors import BlendError, ConfigurationError, ServiceError, StorageError
-from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file, parse_job
-from flows.nights import check_schedule, register, serving_home
+from flows.job_spec import BatchJobSpec, parse_job
+from flows.nights import check_schedule, night_job, register, serving_home
 from flows.preflight import check_queries
 from flows.run_batch import NightlySchedule, run_batch
 from flows.running import create_job
@@ -116,12 +116,7 @@ def _nightly_description(nightly: NightlySettings) -> str:
 def _nightly_job(nightly: NightlySettings) -> BatchJobSpec | None:
     if nightly.job is None:
         return None
-    job = load_job_file(nightly.job)
-    if job.name == UNNAMED:
-        raise ConfigurationError(
-            f"{nightly.job}: nights are known by the job's `name`; give it one of its own."
-        )
-    return job
+    return night_job(nightly.job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,8 @@ class JobOptions(JobPart):
         Policy.DENSITY_MATCHED,
         description="order and admission of requests: `density_matched` runs compute-intensive beside "
         "memory-intensive ones and learns how long answers are, `dual_scan` does so by plan, "
-        "`dfs` goes by shared prefixes, `fcfs` takes them as they come",
+        "`dfs` goes by shared prefixes, `fcfs` takes them as they come, `random` shuffles them, to compare "
+        "with",
     )
     engine: EngineName = Field(
         EngineName.AUTO,

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 from itertools import islice
+from pathlib import Path
 
 from cronsim import CronSim, CronSimError
 
 from blend_core.errors import ConfigurationError
 from flows.dates import time_zone
 from flows.job_parts import CatchUp
-from flows.job_spec import BatchJobSpec
+from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
 from flows.running import create_job
-from flows.settings import Settings
+from flows.settings import NightlySettings, Settings
 from flows.wiring import Wiring
 from storage.database import Database
 from storage.job_status import JobStatus
@@ -25,6 +26,8 @@ from storage.nights import NightJob, Nightly, night_jobs, register_nightly
 GRACE = timedelta(minutes=15)
 _NUM_CHECKED_FIRINGS = 400
 _MAX_NIGHTS = 1_000
+# From one 29th of February to the next, over a year that has none.
+_LONGEST_WAIT = timedelta(days=8 * 366)
 _FIRST_CHECKED_DAY = datetime(2024, 1, 1)
 
 
@@ -76,6 +79,39 @@ def scheduled_nights(cron: str, timezone: str, first: date, last: date) -> Itera
         if wall.date() > last:
             return
         yield wall.date(), wall.replace(tzinfo=zone).astimezone(UTC)
+
+
+def night_job(file: Path) -> BatchJobSpec:
+    """Reads the job file of a nightly job.
+
+    Raises:
+        ConfigurationError: there is no such file, it is wrong, or its job has no name of its own.
+    """
+    job = load_job_file(file)
+    if job.name == UNNAMED:
+        raise ConfigurationError(f"{file}: nights are known by the job's `name`; give it one of its own.")
+    return job
+
+
+def check_nightly(nightly: NightlySettings) -> None:
+    """Checks what is to be scheduled, before a process is ended that schedules something else.
+
+    Raises:
+        ConfigurationError: the job file, the cron expression or the time zone is wrong.
+    """
+    if nightly.job is not None:
+        night_job(nightly.job)
+    check_schedule(nightly.cron, nightly.timezone)
+
+
+def next_night(nightly: NightlySettings, now: datetime) -> datetime | None:
+    """Returns when the nightly job runs next, in its time zone; None where there is none or it never does."""
+    if nightly.job is None:
+        return None
+    zone = time_zone(nightly.timezone)
+    first = now.astimezone(zone).date()
+    nights = scheduled_nights(nightly.cron, nightly.timezone, first, first + _LONGEST_WAIT)
+    return next((at.astimezone(zone) for _, at in nights if at > now), None)
 
 
 def check_schedule(cron: str, timezone: str) -> None:

@@ -118,14 +118,11 @@ def _run_night(
 
 
 def _job_of_file(nightly: str) -> "BatchJobSpec | None":
-    from flows.job_spec import UNNAMED, load_job_file
+    from flows.nights import night_job
 
     if not nightly.endswith((".yaml", ".yml", ".json")) and not Path(nightly).is_file():
         return None
-    spec = load_job_file(Path(nightly))
-    if spec.name == UNNAMED:
-        raise ConfigurationError(f"{nightly}: nights are known by the job's `name`; give it one of its own.")
-    return spec
+    return night_job(Path(nightly))
 
 
 def _job_of_name(wiring: "Wiring", name: str) -> "tuple[BatchJobSpec, Nightly]":

@@ -1,5 +1,8 @@
 """`blend up` and `blend down`: the embedded services of this machine."""
 
+from datetime import datetime
+from pathlib import Path
+
 import typer
 
 from flows.cli.output import Json, print_json, print_line, tell
@@ -27,11 +30,17 @@ def up(
       blend up
     """
     from flows.cli.services import brought_up, local_stack
+    from flows.dates import utc_now
+    from flows.nights import check_nightly, next_night
+    from flows.settings import load_settings
 
+    nightly = load_settings().nightly
+    check_nightly(nightly)
     with brought_up(serve=True) as wiring:
         stack = local_stack(wiring.settings)
         services = stack.status()
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
+    next_at = next_night(nightly, utc_now())
     if json:
         print_json(
             {
@@ -39,6 +48,8 @@ def up(
                     {"name": entry.name, "state": entry.state, "url": entry.url} for entry in services
                 ],
                 "prefect_ui_url": ui_url,
+                "nightly_job": None if nightly.job is None else str(nightly.job),
+                "next_night_at": None if next_at is None else next_at.isoformat(),
                 "home": str(stack.home),
             }
         )
@@ -47,7 +58,16 @@ def up(
         print_line(f"{entry.name:<10} {entry.state:<10} {entry.url or ''}".rstrip())
     if ui_url is not None:
         print_line(f"Prefect pages: {ui_url}")
+    print_line(_nightly_text(nightly.job, next_at))
     print_line(f"State folder: {stack.home} (BLEND_HOME; .blend in the current folder if unset)")
+
+
+def _nightly_text(job: Path | None, next_at: datetime | None) -> str:
+    """What runs every night, and when next."""
+    if job is None:
+        return "Every night: nothing (BLEND_NIGHTLY__JOB names a job file)"
+    when = "never by its schedule" if next_at is None else f"next at {next_at:%Y-%m-%d %H:%M %Z}"
+    return f"Every night: {job}, {when} (BLEND_NIGHTLY__CRON, BLEND_NIGHTLY__TIMEZONE)"
 
 
 def down() -> None:

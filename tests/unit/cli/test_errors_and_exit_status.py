@@ -196,3 +196,27 @@ def test_with_json_an_interrupt_is_one_object(
 
 def test_help_is_no_failure(blend: Callable[..., Any]) -> None:
     assert '"error"' not in blend("run", "--json", "--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("JOB", "nope.yaml", "nope.yaml"),
+        ("CRON", "*/5 * * * *", "fires more than once a day"),
+        ("TIMEZONE", "Europe/Nowhere", "Europe/Nowhere"),
+    ],
+)
+def test_a_wrong_nightly_setting_is_refused_before_anything_is_stopped_or_started(
+    blend: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    value: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv(f"BLEND_NIGHTLY__{name}", value)
+    ran = blend("up")
+    assert ran.status == 2
+    assert sentence in ran.stderr
+    assert ran.stderr.count("\n") == 1
+    assert not (tmp_path / "home").exists()

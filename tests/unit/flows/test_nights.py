@@ -14,9 +14,11 @@ from flows.nights import (
     backfill_dates,
     check_schedule,
     is_overtaken,
+    next_night,
     nights_to_catch_up,
     scheduled_nights,
 )
+from flows.settings import NightlySettings
 from storage.nights import Nightly
 
 SPRING, AUTUMN = date(2026, 3, 29), date(2026, 10, 25)
@@ -118,3 +120,14 @@ def test_a_missed_night_is_told_with_the_command_that_runs_it() -> None:
     assert "`blend backfill 'my job' --from 2026-11-27 --to 2026-11-27`" in missed.sentence("my job")
     stuck = TroubledNight(date(2026, 11, 27), NightState.STUCK, "job_x")
     assert "`blend run --job-id job_x`" in stuck.sentence("my job")
+
+
+def test_the_next_night_is_told_in_its_own_time_zone() -> None:
+    settings = NightlySettings(job="tickets.yaml", cron="30 2 * * *", timezone="Europe/Berlin")
+    # Half past two has passed in Berlin, and on the next day clocks go forward.
+    told = next_night(settings, datetime(2026, 3, 28, 1, 31, tzinfo=UTC))
+    assert told is not None
+    assert told.isoformat() == "2026-03-29T03:30:00+02:00"
+    leap = settings.model_copy(update={"cron": "0 2 29 2 *", "timezone": "UTC"})
+    assert next_night(leap, datetime(2026, 3, 1, tzinfo=UTC)) == datetime(2028, 2, 29, 2, tzinfo=UTC)
+    assert next_night(NightlySettings(), datetime(2026, 3, 1, tzinfo=UTC)) is None
