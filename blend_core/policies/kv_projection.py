@@ -4,7 +4,7 @@ them."""
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,22 +42,13 @@ class _Joined:
     num_tokens_sq: float = 0.0
 
 
-class _Looked(NamedTuple):
-    """A request that was looked at, and what its joining makes.
+_Looked = tuple[float, Floats, float, bool, tuple[Floats, Floats, Floats] | None]
+"""A request that was looked at, and what its joining makes; a plain tuple, for there are many in a step.
 
-    Attributes:
-        held: what it holds, counted from where the grid begins.
-        alive: as `KvProjection.alive` gave it.
-        high_at_most: bound of KV with it.
-        is_put_off: that bound said enough.
-        sums: mean, variance and both together where it is alive; None where it surely is, or was put off.
-    """
-
-    held: float
-    alive: Floats
-    high_at_most: float
-    is_put_off: bool
-    sums: tuple[Floats, Floats, Floats] | None
+What it holds, counted from where the grid begins; `alive` as `KvProjection.alive` gave it; the bound of KV
+with it; whether that bound said enough, so that it is put off; else mean, variance and both together where it
+is alive, or None where it surely is.
+"""
 
 
 class KvProjection:
@@ -175,7 +166,7 @@ class KvProjection:
             self._bring_up()
         high_at_most = self._high_at_most + own
         if high_at_most <= limit_tokens:
-            self._looked_at = _Looked(held, alive, high_at_most, is_put_off=True, sums=None)
+            self._looked_at = held, alive, high_at_most, True, None
             return True
         sums = None
         if alive is _ALL_ALIVE[len(alive)]:
@@ -189,7 +180,7 @@ class KvProjection:
             sums = mean, variance, mean + self._deviations * np.sqrt(variance)
             high_peak = float(sums[2].max())
         high_at_most = max(self._high_at_most, high_peak)
-        self._looked_at = _Looked(held, alive, high_at_most, is_put_off=False, sums=sums)
+        self._looked_at = held, alive, high_at_most, False, sums
         return high_peak <= limit_tokens
 
     def add(self, num_tokens: float, alive: Floats) -> None:

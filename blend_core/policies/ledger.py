@@ -174,7 +174,9 @@ class Ledger:
         """Puts a waiting request in flight; returns the tokens charged to its side."""
         if self.phase[slot] is PREEMPTED:
             self.preempted[self.side[slot]].remove(slot)
-        charged = max(0, self.num_prefill_tokens(slot) - num_cached_tokens)
+        charged = self.num_prompt_tokens[slot] + self.num_kept_tokens[slot] - num_cached_tokens
+        if charged < 0:
+            charged = 0
         self.phase[slot] = PREFILLING
         self.side[slot] = side
         self._base_tokens[slot] = charged

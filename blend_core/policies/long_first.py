@@ -90,7 +90,7 @@ class LongFirst:
 
     def head(self, expected_tokens: Callable[[int], float]) -> int | None:
         """Returns the request that is expected to run longest; None where none waits."""
-        longest = self._known.first()
+        longest = self._known.first() if self._known.slots else None
         for slots in self._hidden:
             slot = slots.first()
             if slot is not None and (longest is None or expected_tokens(slot) > expected_tokens(longest)):

@@ -98,14 +98,17 @@ class LookAhead:
         head = head_of()
         if head is None:
             return
+        clock = self._ledger.clock
         # What does not fit beside nothing never will.
-        is_alone = self._ledger.num_running[RIGHT] == 0
-        # Not looked at twice in a step: what did not fit does not fit beside one more.
-        blocked = head, self._ledger.clock, limit_tokens
-        if not self._looks_ahead or is_alone or (blocked != self._blocked and self._fits(head, limit_tokens)):
+        if not self._looks_ahead or self._ledger.num_running[RIGHT] == 0:
             self.candidate = head
             return
-        self._blocked = blocked
+        # Not looked at twice in a step: what did not fit does not fit beside one more.
+        if self._blocked is None or self._blocked != (head, clock, limit_tokens):
+            if self._fits(head, limit_tokens):
+                self.candidate = head
+                return
+            self._blocked = head, clock, limit_tokens
         if self._rules.fills_gaps and not self._must_be_next(head):
             longest = self.projection.longest_fit(self._ledger.num_own_tokens(head), limit_tokens)
             filler = self._sides.filler(longest)

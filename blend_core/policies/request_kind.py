@@ -89,7 +89,7 @@ class RequestKind:
         self.num_waiting += sign
         self._num_prompt_tokens += sign * num_prompt_tokens
         self._prefill_tokens += sign * num_unshared
-        self._prefill_tokens_sq += sign * (num_prompt_tokens**2 - num_shared_tokens**2)
+        self._prefill_tokens_sq += sign * num_unshared * (num_prompt_tokens + num_shared_tokens)
         if self.lengths is None:
             growth = output_tokens * output_tokens / 2.0
             self._known_output += sign * output_tokens
