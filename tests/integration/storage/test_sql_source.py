@@ -110,12 +110,8 @@ def test_a_server_that_is_not_there_may_be_tried_again(closed_port: int) -> None
 
 
 def test_a_server_without_a_free_connection_may_be_tried_again(source_url: str) -> None:
-    role = f"crowd_{secrets.token_hex(4)}"
     make_run_out(source_url, "53300", "too many connections within")
-    with psycopg.connect(source_url) as connection:
-        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' CONNECTION LIMIT 0")
-    parts = urlsplit(source_url)
-    crowded = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+    crowded = url_of_a_role(source_url, "CONNECTION LIMIT 0")
     for url, reason in ((source_url, "too many connections within"), (crowded, "too many connections for")):
         with pytest.raises(SourceUnavailableError, match=rf"has no connection left \({reason}"):
             list(stream_rows(url, "SELECT run_out()"))
@@ -140,13 +136,21 @@ def test_a_query_that_needs_more_than_its_server_has_is_not_tried_again(
 
 
 def test_the_servers_own_limit_on_temporary_files_is_told(source_url: str) -> None:
-    with psycopg.connect(source_url, autocommit=True) as connection:
-        database = connection.info.dbname
-        connection.execute(f'ALTER DATABASE "{database}" SET temp_file_limit = 0')
-        connection.execute(f"ALTER DATABASE \"{database}\" SET work_mem = '64kB'")
+    limited = url_of_a_role(source_url, "", temp_file_limit="0", work_mem="64kB")
     with pytest.raises(SourceError, match=r"\(temporary file size exceeds") as caught:
-        list(stream_rows(source_url, "SELECT n FROM generate_series(1, 100000) AS n ORDER BY -n"))
+        list(stream_rows(limited, "SELECT n FROM generate_series(1, 100000) AS n ORDER BY -n"))
     assert not caught.value.retryable
+
+
+def url_of_a_role(url: str, options: str, **settings: str) -> str:
+    """Makes a login of its own; returns the URL with it."""
+    role = f"role_{secrets.token_hex(4)}"
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x' {options}")
+        for name, value in settings.items():
+            connection.execute(f"ALTER ROLE {role} SET {name} = '{value}'")
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
 
 
 def make_run_out(url: str, sqlstate: str, told: str) -> None:
