@@ -314,11 +314,8 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _is_below_limit(self, slot: int) -> bool:
         """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
         ago."""
-        ledger = self._ledger
-        own_tokens = (
-            ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + ledger.num_kept_tokens[slot]
-        )
-        return ledger.num_tokens[RIGHT] + own_tokens <= self._right_limit_tokens
+        num_tokens = self._ledger.num_tokens[RIGHT] + self._ledger.num_own_tokens(slot)
+        return num_tokens <= self._right_limit_tokens
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger

@@ -159,9 +159,8 @@ class Ledger:
         return num_prompt - num_shared
 
     def num_own_tokens(self, slot: int) -> int:
-        """KV tokens that a request holds by itself, in flight or when it starts: prompt tokens that it shares
-        left out."""
-        return self.num_prompt_tokens[slot] - self.num_shared_tokens[slot] + self.num_output_tokens(slot)
+        """KV tokens that a request holds by itself when it starts: prompt tokens that it shares left out."""
+        return self.num_prompt_tokens[slot] - self.num_shared_tokens[slot] + self.num_kept_tokens[slot]
 
     def num_held_tokens(self, slot: int) -> int:
         """KV tokens charged to a request in flight."""
@@ -174,9 +173,7 @@ class Ledger:
         """Puts a waiting request in flight; returns the tokens charged to its side."""
         if self.phase[slot] is PREEMPTED:
             self.preempted[self.side[slot]].remove(slot)
-        charged = self.num_prompt_tokens[slot] + self.num_kept_tokens[slot] - num_cached_tokens
-        if charged < 0:
-            charged = 0
+        charged = max(0, self.num_prefill_tokens(slot) - num_cached_tokens)
         self.phase[slot] = PREFILLING
         self.side[slot] = side
         self._base_tokens[slot] = charged

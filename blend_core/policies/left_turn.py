@@ -52,8 +52,7 @@ class LeftTurn:
 
     def is_due_soon(self, slot: int) -> bool:
         """Whether a request may start now, or once enough tokens are saved up."""
-        is_allowed = self._saved_tokens > 0 or self._allowance_tokens > 0
-        return is_allowed or self._ledger.phase[slot] is PREEMPTED
+        return self._saved_tokens > 0 or self.is_due(slot)
 
     def tokens_to_place(self, view: EngineView, slot: int, block_size: int) -> int:
         """Returns KV tokens that a request's prompt takes, beside what those in flight hold of it."""

@@ -104,7 +104,7 @@ class LookAhead:
             self.candidate = head
             return
         # Not looked at twice in a step: what did not fit does not fit beside one more.
-        if self._blocked is None or self._blocked != (head, clock, limit_tokens):
+        if self._blocked != (head, clock, limit_tokens):
             if self._fits(head, limit_tokens):
                 self.candidate = head
                 return
@@ -139,8 +139,7 @@ class LookAhead:
         """What a request will hold by itself as it starts, and the probability that it runs on from then."""
         ledger = self._ledger
         output = ledger.num_kept_tokens[slot]
-        num_tokens = ledger.num_prompt_tokens[slot] - ledger.num_shared_tokens[slot] + output
         alive = self.projection.alive(
             self._sides.kind(slot).lengths, output, ledger.output_tokens[slot] - output
         )
-        return num_tokens, alive
+        return ledger.num_own_tokens(slot), alive

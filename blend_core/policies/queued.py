@@ -130,8 +130,7 @@ class QueuedPolicy(AdmissionPolicy):
         if view.num_running >= self._limits.max_num_seqs:
             return False
         block_size = self._limits.block_size
-        num_tokens = self._ledger.num_prompt_tokens[slot] + self._ledger.num_kept_tokens[slot]
-        num_needed = -(-(num_tokens + 1) // block_size)
+        num_needed = -(-(self._ledger.num_prefill_tokens(slot) + 1) // block_size)
         if num_needed <= num_blocks:
             return True
         # Asked only when it decides: looking a long prompt up in the cache costs as much as a step of policy.

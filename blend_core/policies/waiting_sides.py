@@ -128,9 +128,7 @@ class WaitingSides:
 
     def leave(self, slot: int) -> None:
         """A request that was never admitted does not wait any more."""
-        ledger = self._ledger
-        prompt, shared = ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot]
-        self._kind[slot].count(-1, prompt, shared, ledger.output_tokens[slot])
+        self._count(slot, -1)
 
     def work(self, side: Side) -> Work:
         """What waits on a side."""
