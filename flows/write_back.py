@@ -10,7 +10,8 @@ from storage.job_outputs import set_job_write_back
 from storage.jobs import get_job
 from storage.ownership import Run
 from storage.results import ResultRow, iter_results
-from storage.write_back import WriteBackTarget, check_target, write_results
+from storage.target_table import WriteBackTarget
+from storage.write_back import check_target, write_results
 
 
 def write_back_target(wiring: Wiring, spec: BatchJobSpec) -> WriteBackTarget | None:

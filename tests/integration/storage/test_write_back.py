@@ -13,7 +13,8 @@ from psycopg import sql
 
 from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
 from storage.results import ResultRow
-from storage.write_back import WriteBackTarget, check_target, write_results
+from storage.target_table import WriteBackTarget
+from storage.write_back import check_target, write_results
 
 pytestmark = pytest.mark.postgres
 
