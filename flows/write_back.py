@@ -1,6 +1,7 @@
 """Results of a job written back into a table of the user's."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from blend_core.errors import BlendError, ConfigurationError
@@ -8,7 +9,7 @@ from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
 from storage.job_outputs import set_job_write_back
 from storage.jobs import get_job
-from storage.ownership import Run
+from storage.ownership import Run, hold_job
 from storage.results import ResultRow, iter_results
 from storage.target_table import WriteBackTarget
 from storage.write_back import check_target, write_results
@@ -56,24 +57,35 @@ def write_back_results(
     done again. `run` is the run that writes, None for a job that has ended.
 
     Raises:
-        StaleRunError: the run no longer owns the job.
+        StaleRunError: the run no longer owns the job; asked before each batch, so that at most one batch goes
+            into the table after that.
         StorageError: the results cannot be read, or the outcome cannot be recorded.
     """
     model = get_job(wiring.database, job_id).model
     own_errors: list[BlendError] = []
 
-    def results() -> Iterator[ResultRow]:
+    @contextmanager
+    def own() -> Iterator[None]:
         try:
-            yield from iter_results(wiring.database, job_id, objects=wiring.objects)
+            yield
         except BlendError as error:
             own_errors.append(error)
             raise
+
+    def results() -> Iterator[ResultRow]:
+        with own():
+            yield from iter_results(wiring.database, job_id, objects=wiring.objects)
+
+    def check_owner() -> None:
+        if run is not None:
+            with own(), wiring.database.connect() as connection:
+                hold_job(connection, run)
 
     outcome: dict[str, Any] = {"num_written": 0, "num_refused": 0, "num_without_key": 0, "error": None}
     try:
         target = write_back_target(wiring, spec)
         assert target is not None, "the job asks for it"
-        counts = write_results(target, job_id, model, results())
+        counts = write_results(target, job_id, model, results(), before_batch=check_owner)
         outcome = {
             "num_written": counts.num_written,
             "num_refused": counts.num_refused,

@@ -50,12 +50,24 @@ def check_target(target: WriteBackTarget) -> None:
 
 
 def write_results(
-    target: WriteBackTarget, job_id: str, model: str, rows: Iterable[ResultRow]
+    target: WriteBackTarget,
+    job_id: str,
+    model: str,
+    rows: Iterable[ResultRow],
+    *,
+    before_batch: Callable[[], None],
 ) -> WriteBackCounts:
     """Upserts results by key, each batch in a transaction of its own. Doing it again changes nothing.
 
     A row that is there keeps its other columns; one that is not is inserted. A row that the table refuses is
     counted and takes no other with it.
+
+    Args:
+        target: where to.
+        job_id: the job.
+        model: its model.
+        rows: its results.
+        before_batch: is called before each batch; what it raises ends the writing and passes through.
 
     Raises:
         ConfigurationError: the table has no such columns.
@@ -81,6 +93,7 @@ def write_results(
             if not target.takes_errors:
                 chosen = [row for row in chosen if row.status == "succeeded"]
             before = num_refused
+            before_batch()
 
             def store(part: Sequence[ResultRow]) -> None:
                 connection.execute(statement, _values(target, job_id, model, part))

@@ -1,5 +1,6 @@
 """A table that cannot be written is told on the job, and fails nothing else."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from blend_core.errors import ConfigurationError, StorageUnavailableError
+from blend_core.errors import ConfigurationError, RequestErrorCode, StaleRunError, StorageUnavailableError
 from flows.job_spec import BatchJobSpec
 from flows.preflight import check_table_to_write
 from flows.running import create_job
@@ -16,6 +17,10 @@ from flows.wiring import Endpoints, Wiring
 from flows.write_back import check_write_back, write_back_results
 from storage.database import Database
 from storage.jobs import get_job
+from storage.lost_runs import mark_lost
+from storage.ownership import Run
+from storage.requests import RequestRow, RequestWriter
+from storage.runs import start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -33,8 +38,20 @@ def make_wiring(db: Database, tmp_path: Path) -> Iterator[Callable[[str], Wiring
         yield make
 
 
-def spec(connection: str = "shop") -> BatchJobSpec:
-    write_back = {"connection": connection, "table": "nowhere", "key_column": "id"}
+@pytest.fixture
+def table(db: Database) -> str:
+    """A table of the user's that takes every result."""
+    name = f"answer_{secrets.token_hex(4)}"
+    with db.raw() as connection:
+        connection.execute(
+            f"CREATE TABLE {name} (id text PRIMARY KEY, text text, status text, error text, model text,"
+            " job_id text, finished_at timestamptz)"
+        )
+    return name
+
+
+def spec(connection: str = "shop", table: str = "nowhere") -> BatchJobSpec:
+    write_back = {"connection": connection, "table": table, "key_column": "id"}
     return BatchJobSpec.model_validate({"name": "n", "s3": ["s3://b/k"], "write_back": write_back})
 
 
@@ -75,3 +92,33 @@ def test_a_missing_table_and_an_unknown_connection_are_wrong_before_the_night(
         check_write_back(wiring, spec("store"))
     job_id = create_job(wiring, spec())
     assert "no table nowhere" in write_back_results(wiring, spec(), job_id)["error"]
+
+
+def test_a_run_that_was_taken_over_writes_nothing_into_the_table(
+    make_wiring: Callable[[str], Wiring], db: Database, table: str
+) -> None:
+    wiring = make_wiring(db.url)
+    job_id = create_job(wiring, spec(table=table))
+    with RequestWriter(db, job_id) as writer:
+        row = RequestRow(0, "s3://b/k", 1, custom_id="a")
+        writer.add_error(row, RequestErrorCode.INVALID_JSON, "The line is no JSON; correct it.")
+
+    def take() -> Run:
+        return start_run(db, job_id, engine="none", policy="fcfs", details={}, lease_s=60)
+
+    first = take()
+    mark_lost(db, first.run_id)
+    second = take()
+
+    with pytest.raises(StaleRunError):
+        write_back_results(wiring, spec(table=table), job_id, first)
+
+    assert rows_in(db, table) == []
+    assert get_job(db, job_id).write_back is None
+    assert write_back_results(wiring, spec(table=table), job_id, second)["num_written"] == 1
+    assert rows_in(db, table) == ["a"]
+
+
+def rows_in(db: Database, table: str) -> list[str]:
+    with db.raw() as connection:
+        return [row[0] for row in connection.execute(f"SELECT id FROM {table} ORDER BY id")]

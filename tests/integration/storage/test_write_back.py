@@ -1,7 +1,7 @@
 """Results in a table of the user's, by upsert."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from blend_core.errors import ConfigurationError, StorageError, StorageUnavailableError
+from blend_core.errors import ConfigurationError, StaleRunError, StorageError, StorageUnavailableError
 from storage.results import ResultRow
 from storage.target_table import WriteBackTarget
 from storage.write_back import check_target, write_results
@@ -56,7 +56,11 @@ class Table:
         self.execute(sql.SQL(statement).format(sql.Identifier(self.target.table)))
 
     def write(self, *rows: ResultRow) -> Any:
-        return write_results(self.target, "job_x", "tiny", rows)
+        return write(self.target, rows)
+
+
+def write(target: WriteBackTarget, rows: Iterable[ResultRow]) -> Any:
+    return write_results(target, "job_x", "tiny", rows, before_batch=lambda: None)
 
 
 ALL_COLUMNS = "id int PRIMARY KEY, text text, status text, error text, model text, job_id text, "
@@ -99,7 +103,7 @@ def test_many_rows_are_written_in_batches(table: Table) -> None:
         for number in range(1_234):
             yield row(str(number), f"answer {number}")
 
-    assert write_results(table.target, "job_x", "tiny", results()).num_written == 1_234
+    assert write(table.target, results()).num_written == 1_234
     assert table.rows("count(*), count(DISTINCT text)") == [(1_234, 1_234)]
 
 
@@ -112,10 +116,24 @@ def test_a_write_that_was_killed_is_completed_by_the_next(table: Table) -> None:
         raise Killed
 
     with pytest.raises(Killed):
-        write_results(table.target, "job_x", "tiny", results())
+        write(table.target, results())
     assert table.rows("count(*)") == [(500,)]
     table.write(*(row(str(number)) for number in range(700)))
     assert table.rows("count(*)") == [(700,)]
+
+
+def test_what_is_raised_before_a_batch_leaves_that_batch_unwritten(table: Table) -> None:
+    left = [None, StaleRunError("Another run took over.")]
+
+    def before_batch() -> None:
+        error = left.pop(0)
+        if error is not None:
+            raise error
+
+    rows = [row(str(number)) for number in range(700)]
+    with pytest.raises(StaleRunError):
+        write_results(table.target, "job_x", "tiny", rows, before_batch=before_batch)
+    assert table.rows("count(*)") == [(500,)]
 
 
 def test_ids_of_the_wrong_type_are_told_and_take_no_other_with_them(table: Table) -> None:
@@ -187,7 +205,7 @@ def test_a_status_may_be_an_enumeration_and_a_table_in_a_schema(postgres_url: st
     table.execute(f"CREATE TABLE {name}.t (id text PRIMARY KEY, state {name}.state)")
     target = replace(table.target, table=f"{name}.t", columns={"status": "state"})
     check_target(target)
-    counts = write_results(target, "job_x", "tiny", [row("a"), row("b", status="expired")])
+    counts = write(target, [row("a"), row("b", status="expired")])
     assert (counts.num_written, counts.num_refused) == (1, 1)
     assert table.execute(f"SELECT * FROM {name}.t") == [("a", "succeeded")]
 
@@ -237,7 +255,7 @@ def test_a_missing_table_a_view_and_a_missing_right_are_told_beforehand(
     with pytest.raises(ConfigurationError, match="may not write"):
         check_target(replace(table.target, url=url))
     table.run(f"GRANT SELECT, INSERT, UPDATE ON {{}} TO {role}")
-    assert write_results(replace(table.target, url=url), "j", "m", [row("1")]).num_written == 1
+    assert write(replace(table.target, url=url), [row("1")]).num_written == 1
 
 
 def test_a_server_that_does_not_answer_and_a_wrong_password_are_told_without_it(
