@@ -42,36 +42,42 @@ def instant_us(epoch_s: float | None) -> int | None:
     return None if epoch_s is None else int((epoch_s - _POSTGRES_EPOCH_S) * 1e6)
 
 
+def is_of_connection(error: Exception) -> bool:
+    """Whether an error is one of the connection or of what runs the server, and not of what was sent."""
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
 def store_all(
     connection: psycopg.Connection,
     rows: Sequence[Row],
     store: Callable[[Sequence[Row]], None],
     refused: Callable[[Row, Exception], None],
+    *,
+    passes: Callable[[Exception], bool] = is_of_connection,
 ) -> None:
     """Stores rows together; where some are refused, halves until only those are left out.
 
     Each attempt is a savepoint of the connection's transaction, so a row at fault takes no other with it.
-    Errors of the connection itself pass through.
+    Where the connection is lost, the error passes through.
 
     Args:
         connection: in a transaction.
         rows: what to store.
         store: stores any part of the rows, or raises.
         refused: is told of each single row that cannot be stored, after its savepoint was rolled back.
+        passes: which other errors are no row's fault and pass through.
     """
     if not rows:
         return
     try:
         with connection.transaction():
             store(rows)
-    except (psycopg.OperationalError, psycopg.InterfaceError):
-        raise
     except (psycopg.Error, ValueError, OverflowError, TypeError) as error:
-        if connection.closed:
+        if connection.closed or passes(error):
             raise
         if len(rows) == 1:
             refused(rows[0], error)
             return
         middle = len(rows) // 2
-        store_all(connection, rows[:middle], store, refused)
-        store_all(connection, rows[middle:], store, refused)
+        store_all(connection, rows[:middle], store, refused, passes=passes)
+        store_all(connection, rows[middle:], store, refused, passes=passes)

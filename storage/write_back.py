@@ -18,6 +18,9 @@ _BATCH_ROWS = 500
 _BATCH_CHARS = 4 << 20
 _STATEMENT_TIMEOUT_MS = 60_000
 _NUM_NAMED_IDS = 3
+# SQLSTATE: rolled back for another transaction, out of resources, ended by the operator or by a time limit.
+_CLASSES_OF_THE_MOMENT = ("40", "53", "57")
+_LOCKED = "55P03"
 _NOT_A_WORD_OF_THE_SOURCE = RequestErrorCode.DUPLICATE_CUSTOM_ID
 
 
@@ -59,8 +62,8 @@ def write_results(
 ) -> WriteBackCounts:
     """Upserts results by key, each batch in a transaction of its own. Doing it again changes nothing.
 
-    A row that is there keeps its other columns; one that is not is inserted. A row that the table refuses is
-    counted and takes no other with it.
+    A row that is there keeps its other columns; one that is not is inserted. A row that the table, a trigger
+    or a policy refuses is counted and takes no other with it.
 
     Args:
         target: where to.
@@ -79,11 +82,15 @@ def write_results(
 
     def on_refused(row: ResultRow, error: Exception) -> None:
         nonlocal num_refused
-        if isinstance(error, psycopg.Error) and (error.sqlstate or "").startswith("42"):
-            raise error
+        # Without rows the statement still needs the table, its columns and the rights, but asks no row's
+        # trigger or policy: it fails where no row could be written.
+        store([])
         num_refused += 1
         if len(refused) < _NUM_NAMED_IDS:
             refused.append(f"{row.custom_id!r} ({_reason(error)})")
+
+    def store(part: Sequence[ResultRow]) -> None:
+        connection.execute(statement, _values(target, job_id, model, part))
 
     with _connected(target) as connection:
         statement = upsert_statement(target, target_columns(connection, target))
@@ -95,19 +102,22 @@ def write_results(
             before = num_refused
             before_batch()
 
-            def store(part: Sequence[ResultRow]) -> None:
-                connection.execute(statement, _values(target, job_id, model, part))
-
             with connection.transaction():
                 # A constraint that waits for the commit would take the whole batch with it.
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                store_all(connection, chosen, store, on_refused)
+                store_all(connection, chosen, store, on_refused, passes=_is_no_rows_fault)
             num_written += len(chosen) - (num_refused - before)
     sentence = None
     if refused:
         more = f" and {num_refused - len(refused)} more" if num_refused > len(refused) else ""
         sentence = f"{target.table} refused {', '.join(refused)}{more}; correct the table or the ids."
     return WriteBackCounts(num_written, num_refused, num_without_key, sentence)
+
+
+def _is_no_rows_fault(error: Exception) -> bool:
+    """Whether it is of the server or of the moment: something ran out, took too long or is locked."""
+    sqlstate = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
+    return sqlstate[:2] in _CLASSES_OF_THE_MOMENT or sqlstate == _LOCKED
 
 
 def _has_own_key(row: ResultRow) -> bool:

@@ -162,6 +162,74 @@ def test_a_constraint_that_is_checked_at_commit_refuses_its_own_row_alone(postgr
     assert table.rows() == [(1, "taken"), (2, "free"), (4, "free, too")]
 
 
+@pytest.mark.parametrize("sqlstate", ["42501", "42P01", "54000", "55000", "58000", "08001", "P0001"])
+def test_whatever_a_trigger_says_of_a_row_refuses_that_row_alone(table: Table, sqlstate: str) -> None:
+    function = f"refuse_{secrets.token_hex(4)}"
+    table.execute(
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        f" IF NEW.id = 3 THEN RAISE EXCEPTION 'not this one' USING ERRCODE = '{sqlstate}'; END IF;"
+        " RETURN NEW; END $$"
+    )
+    table.run(f"CREATE TRIGGER choosy BEFORE INSERT ON {{}} FOR EACH ROW EXECUTE FUNCTION {function}()")
+
+    counts = table.write(*(row(str(number)) for number in range(6)))
+
+    assert (counts.num_written, counts.num_refused) == (5, 1)
+    assert "'3' (not this one)" in counts.refused
+    assert [found[0] for found in table.rows()] == [0, 1, 2, 4, 5]
+
+
+def test_a_row_that_a_policy_forbids_is_refused_alone(table: Table, postgres_url: str) -> None:
+    target = as_another_role(table, postgres_url, "SELECT, INSERT, UPDATE")
+    table.run("ALTER TABLE {} ENABLE ROW LEVEL SECURITY")
+    table.run("CREATE POLICY most ON {} USING (true) WITH CHECK (id <> 3)")
+    table.run("INSERT INTO {} (id) VALUES (1), (3)")
+
+    counts = write(target, [row(str(number)) for number in range(6)])
+
+    assert (counts.num_written, counts.num_refused) == (5, 1)
+    assert "'3' (new row violates row-level security policy" in counts.refused
+    assert table.rows("id, text") == [(0, "yes"), (1, "yes"), (2, "yes"), (3, None), (4, "yes"), (5, "yes")]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("DROP TABLE {}", "cannot be written \\(relation"),
+        ("ALTER TABLE {} DROP COLUMN text", "cannot be written \\(column"),
+        ("ALTER TABLE {} DROP CONSTRAINT {pkey}", "cannot be written \\(there is no unique"),
+        ("REVOKE INSERT ON {} FROM {role}", "cannot be written \\(permission denied"),
+    ],
+)
+def test_a_table_that_changes_so_that_it_takes_no_row_stops_the_writing(
+    table: Table, postgres_url: str, change: str, told: str
+) -> None:
+    target = as_another_role(table, postgres_url, "SELECT, INSERT, UPDATE")
+    role = urlsplit(target.url).username
+    names = {"role": sql.Identifier(role or ""), "pkey": sql.Identifier(f"{target.table}_pkey")}
+    statements = [sql.SQL("SELECT"), sql.SQL(change).format(sql.Identifier(target.table), **names)]
+
+    with pytest.raises(StorageError, match=told) as caught:
+        write_results(
+            target,
+            "job_x",
+            "tiny",
+            [row(str(number)) for number in range(1_000)],
+            before_batch=lambda: table.execute(statements.pop(0)) and None,
+        )
+    assert not caught.value.retryable
+
+
+def as_another_role(table: Table, postgres_url: str, rights: str) -> WriteBackTarget:
+    """The table for a login that has these rights and owns nothing."""
+    role = f"writer_{secrets.token_hex(4)}"
+    table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
+    table.run(f"GRANT {rights} ON {{}} TO {role}")
+    parts = urlsplit(postgres_url)
+    url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
+    return replace(table.target, url=url)
+
+
 def test_requests_without_an_id_of_their_own_have_no_row(table: Table) -> None:
     repeated = row("1", None, status="errored", error_code="duplicate_custom_id", error_message="x")
     counts = table.write(row(None), row("1", "first"), repeated)
@@ -248,14 +316,9 @@ def test_a_missing_table_a_view_and_a_missing_right_are_told_beforehand(
     table.run(f"CREATE VIEW {view} AS SELECT * FROM {{}}")
     with pytest.raises(ConfigurationError, match=f"{view} is a view or the like.*name the table behind it"):
         check_target(replace(table.target, table=view))
-    role = f"writer_{secrets.token_hex(4)}"
-    table.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'x'")
-    parts = urlsplit(postgres_url)
-    url = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
     with pytest.raises(ConfigurationError, match="may not write"):
-        check_target(replace(table.target, url=url))
-    table.run(f"GRANT SELECT, INSERT, UPDATE ON {{}} TO {role}")
-    assert write(replace(table.target, url=url), [row("1")]).num_written == 1
+        check_target(as_another_role(table, postgres_url, "SELECT"))
+    assert write(as_another_role(table, postgres_url, "SELECT, INSERT, UPDATE"), [row("1")]).num_written == 1
 
 
 def test_a_server_that_does_not_answer_and_a_wrong_password_are_told_without_it(
