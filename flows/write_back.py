@@ -12,7 +12,7 @@ from storage.jobs import get_job
 from storage.ownership import Run, hold_job
 from storage.results import ResultRow, iter_results
 from storage.target_table import WriteBackTarget
-from storage.write_back import check_target, write_results
+from storage.write_back import WriteBackCounts, check_target, write_results
 
 
 def write_back_target(wiring: Wiring, spec: BatchJobSpec) -> WriteBackTarget | None:
@@ -81,20 +81,22 @@ def write_back_results(
             with own(), wiring.database.connect() as connection:
                 hold_job(connection, run)
 
-    outcome: dict[str, Any] = {"num_written": 0, "num_refused": 0, "num_without_key": 0, "error": None}
+    counts = WriteBackCounts()
     try:
         target = write_back_target(wiring, spec)
         assert target is not None, "the job asks for it"
-        counts = write_results(target, job_id, model, results(), before_batch=check_owner)
-        outcome = {
-            "num_written": counts.num_written,
-            "num_refused": counts.num_refused,
-            "num_without_key": counts.num_without_key,
-            "error": counts.refused,
-        }
-    except BlendError as error:
-        if error in own_errors:
+        write_results(target, job_id, model, results(), counts, before_batch=check_owner)
+        error = counts.refusal(target.table)
+    except BlendError as caught:
+        if caught in own_errors:
             raise
-        outcome["error"] = str(error)
+        error = str(caught)
+    outcome = {
+        "num_written": counts.num_written,
+        "num_refused": counts.num_refused,
+        "num_dropped": counts.num_dropped,
+        "num_without_key": counts.num_without_key,
+        "error": error,
+    }
     set_job_write_back(wiring.database, job_id, outcome, run)
     return outcome

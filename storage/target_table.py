@@ -48,7 +48,8 @@ class TargetColumn:
 
 def upsert_statement(target: WriteBackTarget, columns: Mapping[str, TargetColumn]) -> sql.Composed:
     """Updates what is there and inserts the rest. Its parameters are arrays of one length: ids, then one for
-    each of the target's columns.
+    each of the target's columns. Its one row says how many the table took; ids that are one key to the table
+    are refused together.
     """
     # A plain upsert would ask a row that is there for every column that must not be NULL.
     names = [target.key_column, *target.columns.values()]
@@ -59,11 +60,12 @@ def upsert_statement(target: WriteBackTarget, columns: Mapping[str, TargetColumn
     return sql.SQL(
         "WITH given ({given}) AS (SELECT * FROM unnest({arrays})),"
         " updated AS (UPDATE {table} AS target SET {assignments} FROM given"
-        " WHERE target.{key} = {key_value} RETURNING target.{key} AS key)"
+        " WHERE target.{key} = {key_value} RETURNING {id} AS id),"
         # The key of a row that is not there may be one that the table would make itself.
-        " INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM given"
-        " WHERE NOT EXISTS (SELECT FROM updated WHERE updated.key = {key_value})"
-        " ON CONFLICT ({key}) DO UPDATE SET {excluded}"
+        " inserted AS (INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM given"
+        " WHERE NOT EXISTS (SELECT FROM updated WHERE updated.id = {id})"
+        " ON CONFLICT ({key}) DO UPDATE SET {excluded} RETURNING 1)"
+        " SELECT (SELECT count(*) FROM updated) + (SELECT count(*) FROM inserted)"
     ).format(
         given=sql.SQL(", ").join(given),
         arrays=sql.SQL(", ".join(f"%s::{kind}[]" for kind in types)),
@@ -74,6 +76,7 @@ def upsert_statement(target: WriteBackTarget, columns: Mapping[str, TargetColumn
         ),
         key=identifiers[0],
         key_value=values[0],
+        id=given[0],
         names=sql.SQL(", ").join(identifiers),
         values=sql.SQL(", ").join(values),
         excluded=sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in identifiers[1:]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -24,21 +24,43 @@ _LOCKED = "55P03"
 _NOT_A_WORD_OF_THE_SOURCE = RequestErrorCode.DUPLICATE_CUSTOM_ID
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WriteBackCounts:
-    """What came of it.
+    """What has come of it so far. It rises with every batch that is committed, and stays where the writing
+    breaks off.
+
+    Together the counts are the results that were tried: all of them, but for those without an answer where no
+    column takes their error.
 
     Attributes:
-        num_written: rows that are in the table.
-        num_refused: rows that the table refused.
+        num_written: results that the table took, by the server's own count. Two whose ids are one key there
+            (`1` and `01` in an integer column) both count, and the later one stays.
+        num_refused: results that the table, a trigger or a policy of it refused with an error.
+        num_dropped: results that a trigger of the table left out without an error.
         num_without_key: requests that have no `custom_id`, or another request's.
-        refused: the first refused ids with the server's reason, in one sentence; None where there are none.
+        refused: the first refused ids, each with the server's reason.
     """
 
-    num_written: int
-    num_refused: int
-    num_without_key: int
-    refused: str | None
+    num_written: int = 0
+    num_refused: int = 0
+    num_dropped: int = 0
+    num_without_key: int = 0
+    refused: list[str] = field(default_factory=list)
+
+    def add(self, num_tried: int, num_taken: int, refused: Sequence[str]) -> None:
+        """Counts a batch that is committed: what was tried, what the table took, and what it refused."""
+        self.num_written += num_taken
+        self.num_refused += len(refused)
+        self.num_dropped += num_tried - num_taken - len(refused)
+        self.refused += refused[: _NUM_NAMED_IDS - len(self.refused)]
+
+    def refusal(self, table: str) -> str | None:
+        """What the table refused, in one sentence; None for nothing."""
+        if not self.refused:
+            return None
+        num_more = self.num_refused - len(self.refused)
+        more = f" and {num_more} more" if num_more else ""
+        return f"{table} refused {', '.join(self.refused)}{more}; correct the table or the ids."
 
 
 def check_target(target: WriteBackTarget) -> None:
@@ -57,9 +79,10 @@ def write_results(
     job_id: str,
     model: str,
     rows: Iterable[ResultRow],
+    counts: WriteBackCounts,
     *,
     before_batch: Callable[[], None],
-) -> WriteBackCounts:
+) -> None:
     """Upserts results by key, each batch in a transaction of its own. Doing it again changes nothing.
 
     A row that is there keeps its other columns; one that is not is inserted. A row that the table, a trigger
@@ -70,6 +93,7 @@ def write_results(
         job_id: the job.
         model: its model.
         rows: its results.
+        counts: is told what comes of them; mutated.
         before_batch: is called before each batch; what it raises ends the writing and passes through.
 
     Raises:
@@ -77,41 +101,46 @@ def write_results(
         StorageError: the table cannot be written.
         StorageUnavailableError: the server did not answer or broke off; what was written stays.
     """
-    num_written = num_without_key = num_refused = 0
+    with _connected(target) as connection:
+        statement = upsert_statement(target, target_columns(connection, target))
+
+        def store(part: Sequence[ResultRow]) -> int:
+            answer = connection.execute(statement, _values(target, job_id, model, part)).fetchone()
+            assert answer is not None
+            return int(answer[0])
+
+        for batch in _batches(rows):
+            chosen = [row for row in batch if _has_own_key(row)]
+            counts.num_without_key += len(batch) - len(chosen)
+            if not target.takes_errors:
+                chosen = [row for row in chosen if row.status == "succeeded"]
+            before_batch()
+            num_taken, refused = _write_batch(connection, chosen, store)
+            counts.add(len(chosen), num_taken, refused)
+
+
+def _write_batch(
+    connection: psycopg.Connection, rows: Sequence[ResultRow], store: Callable[[Sequence[ResultRow]], int]
+) -> tuple[int, list[str]]:
+    """Commits what the table takes of a batch; how many rows, and what it refused and why."""
+    num_taken = 0
     refused: list[str] = []
 
+    def store_part(part: Sequence[ResultRow]) -> None:
+        nonlocal num_taken
+        num_taken += store(part)
+
     def on_refused(row: ResultRow, error: Exception) -> None:
-        nonlocal num_refused
         # Without rows the statement still needs the table, its columns and the rights, but asks no row's
         # trigger or policy: it fails where no row could be written.
         store([])
-        num_refused += 1
-        if len(refused) < _NUM_NAMED_IDS:
-            refused.append(f"{row.custom_id!r} ({_reason(error)})")
+        refused.append(f"{row.custom_id!r} ({_reason(error)})")
 
-    def store(part: Sequence[ResultRow]) -> None:
-        connection.execute(statement, _values(target, job_id, model, part))
-
-    with _connected(target) as connection:
-        statement = upsert_statement(target, target_columns(connection, target))
-        for batch in _batches(rows):
-            chosen = [row for row in batch if _has_own_key(row)]
-            num_without_key += len(batch) - len(chosen)
-            if not target.takes_errors:
-                chosen = [row for row in chosen if row.status == "succeeded"]
-            before = num_refused
-            before_batch()
-
-            with connection.transaction():
-                # A constraint that waits for the commit would take the whole batch with it.
-                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                store_all(connection, chosen, store, on_refused, passes=_is_no_rows_fault)
-            num_written += len(chosen) - (num_refused - before)
-    sentence = None
-    if refused:
-        more = f" and {num_refused - len(refused)} more" if num_refused > len(refused) else ""
-        sentence = f"{target.table} refused {', '.join(refused)}{more}; correct the table or the ids."
-    return WriteBackCounts(num_written, num_refused, num_without_key, sentence)
+    with connection.transaction():
+        # A constraint that waits for the commit would take the whole batch with it.
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        store_all(connection, rows, store_part, on_refused, passes=_is_no_rows_fault)
+    return num_taken, refused
 
 
 def _is_no_rows_fault(error: Exception) -> bool:

@@ -173,8 +173,8 @@ def write_back(
         print_json({"job_id": job_id, **outcome})
     else:
         print_line(
-            f"{outcome['num_written']:,} rows in {spec.write_back.table}, "
-            f"{outcome['num_refused']:,} refused, "
+            f"{outcome['num_written']:,} results in {spec.write_back.table}, "
+            f"{outcome['num_refused']:,} refused, {outcome['num_dropped']:,} dropped by a trigger, "
             f"{outcome['num_without_key']:,} requests without a key of their own"
         )
         if outcome["error"] is not None:

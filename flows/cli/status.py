@@ -173,7 +173,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     if job.error_message:
         print_line(job.error_message)
     if job.write_back is not None:
-        print_line(f"{job.write_back['num_written']:,} rows written back")
+        print_line(f"{job.write_back['num_written']:,} results written back")
         if job.write_back["error"] is not None:
             print_line(f"{job.write_back['error']} `blend write-back {job.job_id}` does it again.")
     if run_error:

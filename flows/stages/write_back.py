@@ -17,7 +17,10 @@ def write_back_job(context: JobContext) -> str:
     assert asked is not None
     if outcome["error"] is not None:
         context.progress.note(
-            f"Written back {outcome['num_written']:,} rows, then: {outcome['error']} "
+            f"Written back {outcome['num_written']:,} results, then: {outcome['error']} "
             f"`blend write-back {context.job_id}` does it again."
         )
-    return f"{outcome['num_written']:,} rows into {asked.table}, {outcome['num_refused']:,} refused"
+    dropped = f", {outcome['num_dropped']:,} dropped by a trigger" if outcome["num_dropped"] else ""
+    return (
+        f"{outcome['num_written']:,} results into {asked.table}, {outcome['num_refused']:,} refused{dropped}"
+    )

@@ -98,10 +98,7 @@ def test_a_run_that_was_taken_over_writes_nothing_into_the_table(
     make_wiring: Callable[[str], Wiring], db: Database, table: str
 ) -> None:
     wiring = make_wiring(db.url)
-    job_id = create_job(wiring, spec(table=table))
-    with RequestWriter(db, job_id) as writer:
-        row = RequestRow(0, "s3://b/k", 1, custom_id="a")
-        writer.add_error(row, RequestErrorCode.INVALID_JSON, "The line is no JSON; correct it.")
+    job_id = create_read_job(wiring, table, ["a"])
 
     def take() -> Run:
         return start_run(db, job_id, engine="none", policy="fcfs", details={}, lease_s=60)
@@ -117,6 +114,39 @@ def test_a_run_that_was_taken_over_writes_nothing_into_the_table(
     assert get_job(db, job_id).write_back is None
     assert write_back_results(wiring, spec(table=table), job_id, second)["num_written"] == 1
     assert rows_in(db, table) == ["a"]
+
+
+def test_a_writing_that_breaks_off_tells_what_it_had_written(
+    make_wiring: Callable[[str], Wiring], db: Database, table: str
+) -> None:
+    wiring = make_wiring(db.url)
+    ids = [f"id-{number:03}" for number in range(600)]
+    job_id = create_read_job(wiring, table, ids)
+    with db.raw() as connection:
+        connection.execute(
+            f"CREATE FUNCTION {table}_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " IF NEW.id = 'id-550' THEN RAISE EXCEPTION 'disk full' USING ERRCODE = '53100'; END IF;"
+            " RETURN NEW; END $$"
+        )
+        connection.execute(
+            f"CREATE TRIGGER f BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_full()"
+        )
+
+    outcome = write_back_results(wiring, spec(table=table), job_id)
+
+    assert outcome["num_written"] == 500
+    assert "disk full" in outcome["error"]
+    assert rows_in(db, table) == ids[:500]
+
+
+def create_read_job(wiring: Wiring, table: str, custom_ids: list[str]) -> str:
+    """A job whose requests all have a result, an error."""
+    job_id = create_job(wiring, spec(table=table))
+    with RequestWriter(wiring.database, job_id) as writer:
+        for seq, custom_id in enumerate(custom_ids):
+            row = RequestRow(seq, "s3://b/k", seq + 1, custom_id=custom_id)
+            writer.add_error(row, RequestErrorCode.INVALID_JSON, "The line is no JSON; correct it.")
+    return job_id
 
 
 def rows_in(db: Database, table: str) -> list[str]:

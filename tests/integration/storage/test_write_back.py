@@ -14,7 +14,7 @@ from psycopg import sql
 from blend_core.errors import ConfigurationError, StaleRunError, StorageError, StorageUnavailableError
 from storage.results import ResultRow
 from storage.target_table import WriteBackTarget
-from storage.write_back import check_target, write_results
+from storage.write_back import WriteBackCounts, check_target, write_results
 
 pytestmark = pytest.mark.postgres
 
@@ -48,19 +48,22 @@ class Table:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 
-    def rows(self, what: str = "*") -> list[tuple[Any, ...]]:
+    def rows(self, what: str = "*", where: str = "true") -> list[tuple[Any, ...]]:
         name = sql.Identifier(self.target.table)
-        return self.execute(sql.SQL("SELECT {} FROM {} ORDER BY 1").format(sql.SQL(what), name))
+        statement = sql.SQL("SELECT {} FROM {} WHERE {} ORDER BY 1")
+        return self.execute(statement.format(sql.SQL(what), name, sql.SQL(where)))
 
     def run(self, statement: str) -> None:
         self.execute(sql.SQL(statement).format(sql.Identifier(self.target.table)))
 
-    def write(self, *rows: ResultRow) -> Any:
+    def write(self, *rows: ResultRow) -> WriteBackCounts:
         return write(self.target, rows)
 
 
-def write(target: WriteBackTarget, rows: Iterable[ResultRow]) -> Any:
-    return write_results(target, "job_x", "tiny", rows, before_batch=lambda: None)
+def write(target: WriteBackTarget, rows: Iterable[ResultRow]) -> WriteBackCounts:
+    counts = WriteBackCounts()
+    write_results(target, "job_x", "tiny", rows, counts, before_batch=lambda: None)
+    return counts
 
 
 ALL_COLUMNS = "id int PRIMARY KEY, text text, status text, error text, model text, job_id text, "
@@ -75,7 +78,7 @@ def test_every_result_is_a_row_and_writing_again_changes_nothing(table: Table) -
     rows = (row("1"), row("2", None, status="errored", error_message="The prompt is empty."))
     for _ in range(2):
         counts = table.write(*rows)
-        assert (counts.num_written, counts.num_refused, counts.refused) == (2, 0, None)
+        assert counts == WriteBackCounts(num_written=2)
         assert table.rows() == [
             (1, "yes", "succeeded", None, "tiny", "job_x", FINISHED_AT, "mine"),
             (2, None, "errored", "The prompt is empty.", "tiny", "job_x", FINISHED_AT, "mine"),
@@ -131,16 +134,18 @@ def test_what_is_raised_before_a_batch_leaves_that_batch_unwritten(table: Table)
             raise error
 
     rows = [row(str(number)) for number in range(700)]
+    counts = WriteBackCounts()
     with pytest.raises(StaleRunError):
-        write_results(table.target, "job_x", "tiny", rows, before_batch=before_batch)
+        write_results(table.target, "job_x", "tiny", rows, counts, before_batch=before_batch)
     assert table.rows("count(*)") == [(500,)]
+    assert counts == WriteBackCounts(num_written=500)
 
 
 def test_ids_of_the_wrong_type_are_told_and_take_no_other_with_them(table: Table) -> None:
     counts = table.write(row("chat-1"), row("7"), row("99999999999"), row("8"))
     assert (counts.num_written, counts.num_refused) == (2, 2)
-    assert "'chat-1' (invalid input syntax for type integer)" in counts.refused
-    assert "'99999999999'" in counts.refused
+    assert "'chat-1' (invalid input syntax for type integer)" in str(counts.refusal("t"))
+    assert "'99999999999'" in str(counts.refusal("t"))
     assert [found[0] for found in table.rows()] == [7, 8]
 
 
@@ -148,7 +153,7 @@ def test_a_text_that_is_too_long_is_refused_and_not_cut(postgres_url: str) -> No
     table = Table(postgres_url, "id text PRIMARY KEY, summary varchar(5)", {"text": "summary"})
     counts = table.write(row("a", "12345"), row("b", "123456"))
     assert (counts.num_written, counts.num_refused) == (1, 1)
-    assert "value too long" in counts.refused
+    assert "value too long" in str(counts.refusal("t"))
     assert table.rows() == [("a", "12345")]
 
 
@@ -158,7 +163,7 @@ def test_a_constraint_that_is_checked_at_commit_refuses_its_own_row_alone(postgr
     table.run("INSERT INTO {} VALUES (1, 'taken')")
     counts = table.write(row("2", "free"), row("3", "taken"), row("4", "free, too"))
     assert (counts.num_written, counts.num_refused) == (2, 1)
-    assert "'3' (duplicate key value violates unique constraint" in counts.refused
+    assert "'3' (duplicate key value violates unique constraint" in str(counts.refusal("t"))
     assert table.rows() == [(1, "taken"), (2, "free"), (4, "free, too")]
 
 
@@ -175,7 +180,7 @@ def test_whatever_a_trigger_says_of_a_row_refuses_that_row_alone(table: Table, s
     counts = table.write(*(row(str(number)) for number in range(6)))
 
     assert (counts.num_written, counts.num_refused) == (5, 1)
-    assert "'3' (not this one)" in counts.refused
+    assert "'3' (not this one)" in str(counts.refusal("t"))
     assert [found[0] for found in table.rows()] == [0, 1, 2, 4, 5]
 
 
@@ -188,7 +193,7 @@ def test_a_row_that_a_policy_forbids_is_refused_alone(table: Table, postgres_url
     counts = write(target, [row(str(number)) for number in range(6)])
 
     assert (counts.num_written, counts.num_refused) == (5, 1)
-    assert "'3' (new row violates row-level security policy" in counts.refused
+    assert "'3' (new row violates row-level security policy" in str(counts.refusal("t"))
     assert table.rows("id, text") == [(0, "yes"), (1, "yes"), (2, "yes"), (3, None), (4, "yes"), (5, "yes")]
 
 
@@ -215,6 +220,7 @@ def test_a_table_that_changes_so_that_it_takes_no_row_stops_the_writing(
             "job_x",
             "tiny",
             [row(str(number)) for number in range(1_000)],
+            WriteBackCounts(),
             before_batch=lambda: table.execute(statements.pop(0)) and None,
         )
     assert not caught.value.retryable
@@ -237,9 +243,31 @@ def test_requests_without_an_id_of_their_own_have_no_row(table: Table) -> None:
     assert table.rows("id, text") == [(1, "first")]
 
 
-def test_ids_that_are_one_key_are_written_one_after_another(table: Table) -> None:
-    assert table.write(row("1", "a"), row("01", "b")).num_written == 2
-    assert table.rows("id, text") == [(1, "b")]
+@pytest.mark.parametrize("before", ["TRUNCATE {}", "INSERT INTO {} (id) VALUES (1), (2)"])
+def test_ids_that_are_one_key_are_written_one_after_another(table: Table, before: str) -> None:
+    table.run(before)
+    counts = table.write(row("1", "a"), row("2", "b"), row("01", "c"), row("x"))
+    assert (counts.num_written, counts.num_refused, counts.num_dropped) == (3, 1, 0)
+    assert table.rows("id, text") == [(1, "c"), (2, "b")]
+
+
+@pytest.mark.parametrize("before", ["TRUNCATE {}", "INSERT INTO {} (id) VALUES (3), (4)"])
+def test_what_a_trigger_drops_is_counted_as_that(table: Table, before: str) -> None:
+    table.run(before)
+    function = f"drop_{secrets.token_hex(4)}"
+    table.execute(
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF NEW.id = 3 THEN RETURN NULL; END IF; RETURN NEW; END $$"
+    )
+    table.run(f"CREATE TRIGGER d BEFORE INSERT OR UPDATE ON {{}} FOR EACH ROW EXECUTE FUNCTION {function}()")
+    counts = table.write(row(None), *(row(str(number)) for number in range(6)), row("x"))
+    assert (
+        counts.refusal("t")
+        == "t refused 'x' (invalid input syntax for type integer); correct the table or the ids."
+    )
+    counts.refused.clear()
+    assert counts == WriteBackCounts(num_written=5, num_refused=1, num_dropped=1, num_without_key=1)
+    assert len(table.rows("id", "text = 'yes'")) == 5
 
 
 def test_a_key_that_the_table_makes_itself_is_written(postgres_url: str) -> None:
