@@ -6,6 +6,7 @@ from typing import Any
 
 from blend_core.errors import BlendError, ConfigurationError
 from flows.job_spec import BatchJobSpec
+from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.job_outputs import set_job_write_back
 from storage.jobs import get_job
@@ -48,13 +49,19 @@ def check_write_back(wiring: Wiring, spec: BatchJobSpec) -> None:
 
 
 def write_back_results(
-    wiring: Wiring, spec: BatchJobSpec, job_id: str, run: Run | None = None
+    wiring: Wiring,
+    spec: BatchJobSpec,
+    job_id: str,
+    run: Run | None = None,
+    stop: StopSignal | None = None,
 ) -> dict[str, Any]:
     """Upserts a job's results, and records and returns what came of it.
 
     A table that cannot be written never fails the job: `error` says why, and `blend write-back` does it
     again. Where the platform's own database or object store is away, that is raised, and all of it is to be
     done again. `run` is the run that writes, None for a job that has ended.
+
+    A table that is locked is waited for, up to a minute; where `stop` tells the run to end, for some seconds.
 
     Raises:
         StaleRunError: the run no longer owns the job; asked before each batch, so that at most one batch goes
@@ -81,11 +88,15 @@ def write_back_results(
             with own(), wiring.database.connect() as connection:
                 hold_job(connection, run)
 
+    def may_wait() -> bool:
+        # What a completion window has cut off is in no hurry.
+        return stop is None or stop.reason in (None, StopReason.EXPIRED)
+
     counts = WriteBackCounts()
     try:
         target = write_back_target(wiring, spec)
         assert target is not None, "the job asks for it"
-        write_results(target, job_id, model, results(), counts, before_batch=check_owner)
+        write_results(target, job_id, model, results(), counts, before_batch=check_owner, may_wait=may_wait)
         error = counts.refusal(target.table)
     except BlendError as caught:
         if caught in own_errors:

@@ -17,10 +17,14 @@ from storage.target_table import WriteBackTarget, target_columns, upsert_stateme
 _BATCH_ROWS = 500
 _BATCH_CHARS = 4 << 20
 _STATEMENT_TIMEOUT_MS = 60_000
+# A lock is waited for in parts: between two of them a run may be told to end. A minute in all.
+_LOCK_TIMEOUT_MS = 5_000
+_MAX_LOCK_WAITS = 12
 _NUM_NAMED_IDS = 3
-# SQLSTATE: rolled back for another transaction, out of resources, ended by the operator or by a time limit.
-_CLASSES_OF_THE_MOMENT = ("40", "53", "57")
-_LOCKED = "55P03"
+# SQLSTATE, the beginning of it: no lock in time, or rolled back for another transaction; out of resources, or
+# ended by the operator or a time limit.
+_LOCKED = ("55P03", "40")
+_ENDED_BY_THE_SERVER = ("53", "57")
 _NOT_A_WORD_OF_THE_SOURCE = RequestErrorCode.DUPLICATE_CUSTOM_ID
 
 
@@ -82,6 +86,7 @@ def write_results(
     counts: WriteBackCounts,
     *,
     before_batch: Callable[[], None],
+    may_wait: Callable[[], bool],
 ) -> None:
     """Upserts results by key, each batch in a transaction of its own. Doing it again changes nothing.
 
@@ -94,12 +99,16 @@ def write_results(
         model: its model.
         rows: its results.
         counts: is told what comes of them; mutated.
-        before_batch: is called before each batch; what it raises ends the writing and passes through.
+        before_batch: is called before each try of a batch; what it raises ends the writing and passes
+            through.
+        may_wait: asked every few seconds while another transaction locks the table or rows of it; after a
+            minute it is not waited for any more.
 
     Raises:
         ConfigurationError: the table has no such columns.
         StorageError: the table cannot be written.
-        StorageUnavailableError: the server did not answer or broke off; what was written stays.
+        StorageUnavailableError: the server did not answer or broke off, or the table is locked; what was
+            written stays.
     """
     with _connected(target) as connection:
         statement = upsert_statement(target, target_columns(connection, target))
@@ -114,8 +123,16 @@ def write_results(
             counts.num_without_key += len(batch) - len(chosen)
             if not target.takes_errors:
                 chosen = [row for row in chosen if row.status == "succeeded"]
-            before_batch()
-            num_taken, refused = _write_batch(connection, chosen, store)
+            num_waits = 0
+            while True:
+                before_batch()
+                try:
+                    num_taken, refused = _write_batch(connection, chosen, store)
+                    break
+                except psycopg.Error as error:
+                    num_waits += 1
+                    if not _is_locked(error) or num_waits == _MAX_LOCK_WAITS or not may_wait():
+                        raise
             counts.add(len(chosen), num_taken, refused)
 
 
@@ -145,8 +162,13 @@ def _write_batch(
 
 def _is_no_rows_fault(error: Exception) -> bool:
     """Whether it is of the server or of the moment: something ran out, took too long or is locked."""
-    sqlstate = (error.sqlstate or "") if isinstance(error, psycopg.Error) else ""
-    return sqlstate[:2] in _CLASSES_OF_THE_MOMENT or sqlstate == _LOCKED
+    return isinstance(error, psycopg.Error) and (
+        _is_locked(error) or (error.sqlstate or "").startswith(_ENDED_BY_THE_SERVER)
+    )
+
+
+def _is_locked(error: psycopg.Error) -> bool:
+    return (error.sqlstate or "").startswith(_LOCKED)
 
 
 def _has_own_key(row: ResultRow) -> bool:
@@ -190,6 +212,7 @@ def _connected(target: WriteBackTarget) -> Iterator[psycopg.Connection]:
     try:
         with psycopg.connect(url, autocommit=True, **connect_options(url)) as connection:
             connection.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_MS}")
+            connection.execute(f"SET lock_timeout = {_LOCK_TIMEOUT_MS}")
             yield connection
     except psycopg.Error as error:
         raise _target_error(error, target) from error
@@ -205,6 +228,10 @@ def _target_error(error: psycopg.Error, target: WriteBackTarget) -> StorageError
         return StorageUnavailableError(
             f"The server of {target.table} has run out of something ({ran_out}); write back again when it "
             "has more room, memory or connections."
+        )
+    if _is_locked(error):
+        return StorageUnavailableError(
+            f"{target.table} is locked by another transaction; end that one and write back again."
         )
     if isinstance(error, psycopg.OperationalError):
         return StorageUnavailableError(

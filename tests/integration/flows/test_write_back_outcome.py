@@ -13,6 +13,7 @@ from flows.job_spec import BatchJobSpec
 from flows.preflight import check_table_to_write
 from flows.running import create_job
 from flows.settings import Settings
+from flows.stopping import StopReason, StopSignal
 from flows.wiring import Endpoints, Wiring
 from flows.write_back import check_write_back, write_back_results
 from storage.database import Database
@@ -137,6 +138,36 @@ def test_a_writing_that_breaks_off_tells_what_it_had_written(
     assert outcome["num_written"] == 500
     assert "disk full" in outcome["error"]
     assert rows_in(db, table) == ids[:500]
+
+
+@pytest.mark.parametrize(
+    ("reason", "num_tries"),
+    [(StopReason.INTERRUPTED, 1), (StopReason.CANCELLED, 1), (StopReason.EXPIRED, 3), (None, 3)],
+)
+def test_a_run_that_is_told_to_end_does_not_wait_for_a_locked_table(
+    make_wiring: Callable[[str], Wiring],
+    db: Database,
+    table: str,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: StopReason | None,
+    num_tries: int,
+) -> None:
+    checks: list[Run] = []
+    monkeypatch.setattr("storage.write_back._LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("storage.write_back._MAX_LOCK_WAITS", 3)
+    monkeypatch.setattr("flows.write_back.hold_job", lambda connection, run: checks.append(run))
+    wiring, stop = make_wiring(db.url), StopSignal()
+    job_id = create_read_job(wiring, table, ["a"])
+    run = start_run(db, job_id, engine="none", policy="fcfs", details={}, lease_s=60)
+    if reason is not None:
+        stop.request(reason)
+
+    with db.raw() as other:
+        other.execute(f"LOCK {table} IN EXCLUSIVE MODE")
+        outcome = write_back_results(wiring, spec(table=table), job_id, run, stop)
+
+    assert checks == [run] * num_tries
+    assert outcome["error"] == f"{table} is locked by another transaction; end that one and write back again."
 
 
 def create_read_job(wiring: Wiring, table: str, custom_ids: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -62,7 +63,7 @@ class Table:
 
 def write(target: WriteBackTarget, rows: Iterable[ResultRow]) -> WriteBackCounts:
     counts = WriteBackCounts()
-    write_results(target, "job_x", "tiny", rows, counts, before_batch=lambda: None)
+    write_results(target, "job_x", "tiny", rows, counts, before_batch=lambda: None, may_wait=lambda: True)
     return counts
 
 
@@ -136,7 +137,9 @@ def test_what_is_raised_before_a_batch_leaves_that_batch_unwritten(table: Table)
     rows = [row(str(number)) for number in range(700)]
     counts = WriteBackCounts()
     with pytest.raises(StaleRunError):
-        write_results(table.target, "job_x", "tiny", rows, counts, before_batch=before_batch)
+        write_results(
+            table.target, "job_x", "tiny", rows, counts, before_batch=before_batch, may_wait=lambda: True
+        )
     assert table.rows("count(*)") == [(500,)]
     assert counts == WriteBackCounts(num_written=500)
 
@@ -222,6 +225,7 @@ def test_a_table_that_changes_so_that_it_takes_no_row_stops_the_writing(
             [row(str(number)) for number in range(1_000)],
             WriteBackCounts(),
             before_batch=lambda: table.execute(statements.pop(0)) and None,
+            may_wait=lambda: True,
         )
     assert not caught.value.retryable
 
@@ -304,6 +308,72 @@ def test_a_status_may_be_an_enumeration_and_a_table_in_a_schema(postgres_url: st
     counts = write(target, [row("a"), row("b", status="expired")])
     assert (counts.num_written, counts.num_refused) == (1, 1)
     assert table.execute(f"SELECT * FROM {name}.t") == [("a", "succeeded")]
+
+
+@pytest.fixture
+def short_lock_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.write_back._LOCK_TIMEOUT_MS", 50)
+
+
+@contextmanager
+def locked(table: Table, statement: str) -> Iterator[psycopg.Connection]:
+    """The table while another transaction has done the statement and goes on."""
+    with psycopg.connect(table.url) as connection:
+        connection.execute(sql.SQL(statement).format(sql.Identifier(table.target.table)))
+        yield connection
+        connection.rollback()
+
+
+LOCKS = ["LOCK {} IN EXCLUSIVE MODE", "UPDATE {} SET note = 'being edited' WHERE id = 2"]
+
+
+@pytest.mark.usefixtures("short_lock_waits")
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_table_that_is_locked_is_waited_for_and_ownership_asked_again(table: Table, lock: str) -> None:
+    table.write(row("2", "old"))
+    counts, asked = WriteBackCounts(), []
+    with locked(table, lock) as other:
+
+        def may_wait() -> bool:
+            other.rollback()
+            return True
+
+        write_results(
+            table.target,
+            "job_x",
+            "tiny",
+            [row("1"), row("2"), row("x")],
+            counts,
+            before_batch=lambda: asked.append(1),
+            may_wait=may_wait,
+        )
+    assert (counts.num_written, counts.num_refused) == (2, 1)
+    assert len(asked) == 2
+    assert table.rows("id, text") == [(1, "yes"), (2, "yes")]
+
+
+@pytest.mark.usefixtures("short_lock_waits")
+@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("is_told_to_end", [True, False])
+def test_a_table_that_stays_locked_is_told(table: Table, lock: str, is_told_to_end: bool) -> None:
+    table.write(row("2", "old"))
+    counts, asked = WriteBackCounts(), []
+    with locked(table, lock), pytest.raises(StorageUnavailableError) as caught:
+        write_results(
+            table.target,
+            "job_x",
+            "tiny",
+            [row("1"), row("2")],
+            counts,
+            before_batch=lambda: asked.append(1),
+            may_wait=lambda: not is_told_to_end,
+        )
+    assert str(caught.value) == (
+        f"{table.target.table} is locked by another transaction; end that one and write back again."
+    )
+    assert counts == WriteBackCounts()
+    assert len(asked) == (1 if is_told_to_end else 12)
+    assert table.rows("id, text") == [(2, "old")]
 
 
 @pytest.mark.parametrize(
