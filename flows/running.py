@@ -18,6 +18,7 @@ from blend_core.errors import (
     StorageError,
 )
 from flows.dates import local_date, utc_now
+from flows.furthest import FurthestProgress
 from flows.job_outcome import JobOutcome, job_outcome
 from flows.job_spec import BatchJobSpec, dated, parse_job
 from flows.outage import through_outages
@@ -194,10 +195,16 @@ def run_stages(
             wait_for_lease=wait_for_lease,
         )
         run = through_outages(take, stop, progress.note)
-        context = JobContext(wiring, spec, run, stop, progress, run_together)
+        furthest = FurthestProgress(progress)
+        context = JobContext(wiring, spec, run, stop, furthest, run_together)
         with held_job(database, run, stop):
             # Every stage begins with what the database knows to be done, as the next run of the job would.
-            through_outages(lambda: _run_stages(context, run_stage), stop, progress.note)
+            through_outages(
+                lambda: _run_stages(context, run_stage),
+                stop,
+                progress.note,
+                how_far=lambda: furthest.num_advances,
+            )
     return through_outages(
         lambda: job_outcome(wiring.database, job_id, time.monotonic() - started_s), stop, progress.note
     )

@@ -1,6 +1,6 @@
 """What a rank does with engines that are slow, wait for requests, or die."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestsAdmitted, RequestSource
 from blend_core.errors import EngineDiedError, StorageUnavailableError
 from blend_core.request import Request, SamplingParams
+from flows.stages import engine_run, rank
 from flows.stages.context import JobContext
 from flows.stages.engine_run import EngineRun, SharedParts
 from flows.stages.parts import Part
@@ -93,6 +94,53 @@ def test_an_engine_waits_for_requests_while_the_object_store_is_away(
     run.run(engine)
 
     assert (requests.num_asked, run.num_answers) == (3, len(part.seqs))
+
+
+def away_at_first(work: Callable[..., Any], num_times: int = 2) -> Callable[..., Any]:
+    """Work that a service which is away fails some times first."""
+    left = [StorageUnavailableError("Away.")] * num_times
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if left:
+            raise left.pop()
+        return work(*arguments, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["next_part", "set_culprits_aside"])
+def test_a_rank_outlasts_a_service_that_is_away_between_two_parts(
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(rank, name, away_at_first(getattr(rank, name)))
+    engine: Any = DyingEngine(shared, set())
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+
+    assert shared.is_done
+
+
+def test_an_engine_run_outlasts_a_service_that_is_away_when_its_engine_is_up(
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_run, "set_run_details", away_at_first(engine_run.set_run_details))
+    engine: Any = DyingEngine(shared, set())
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+
+    assert shared.is_done
+
+
+def test_a_rank_outlasts_a_service_that_is_away_when_it_is_given_up(
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SharedPlan, "give_up", away_at_first(SharedPlan.give_up))
+    shared.started(1, shared.requests_of(1))
+    engine: Any = DyingEngine(shared, None)
+
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+
+    assert shared.live_ranks == [1]
 
 
 class DyingEngine:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from blend_core.errors import SourceUnavailableError, StorageError, StorageUnavailableError
-from flows.outage import GIVE_UP_AFTER_S, LONGEST_DELAY_S, NEW_OUTAGE_AFTER_S, through_outages
+from flows.outage import GIVE_UP_AFTER_S, LONGEST_DELAY_S, through_outages
 from flows.stopping import StopReason, StopSignal
 
 
@@ -74,13 +74,26 @@ def test_a_service_that_stays_away_is_given_up_in_the_end(clock: Clock, stop: St
     assert GIVE_UP_AFTER_S <= clock.now_s < GIVE_UP_AFTER_S + 2 * LONGEST_DELAY_S
 
 
-def test_a_service_that_goes_away_now_and_then_is_never_given_up(clock: Clock, stop: StopSignal) -> None:
+def test_work_that_comes_further_between_outages_is_never_given_up(clock: Clock, stop: StopSignal) -> None:
     notes: list[str] = []
-    work = failing(clock, 30, StorageUnavailableError("Away."), work_s=NEW_OUTAGE_AFTER_S)
+    work = failing(clock, 30, StorageUnavailableError("Away."), work_s=60.0)
+    num_minutes = lambda: int(clock.now_s / 60)  # noqa: E731
 
-    assert through_outages(work, stop, notes.append, clock=clock) == "done"
+    assert through_outages(work, stop, notes.append, clock=clock, how_far=num_minutes) == "done"
     assert clock.now_s > GIVE_UP_AFTER_S
     assert len(notes) == 30
+
+
+def test_work_that_fails_after_a_long_time_again_and_again_is_given_up(
+    clock: Clock, stop: StopSignal
+) -> None:
+    notes: list[str] = []
+    work = failing(clock, 10_000, StorageUnavailableError("Away."), work_s=240.0)
+
+    with pytest.raises(StorageUnavailableError):
+        through_outages(work, stop, notes.append, clock=clock)
+    assert clock.now_s < GIVE_UP_AFTER_S + 3 * 240.0
+    assert len(notes) == 1
 
 
 def test_a_process_that_is_told_to_end_does_not_wait(clock: Clock, stop: StopSignal) -> None:
