@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -98,7 +98,8 @@ class StateFolder:
 
     @contextmanager
     def lack_of_room_told(self) -> Iterator[None]:
-        """What fails in the block since a disk is full is told as that, with the error's own words.
+        """What fails in the block since a disk is full is told as that, with the full folder and the
+        error's own words.
 
         Raises:
             ServiceError: no room is left.
@@ -106,16 +107,34 @@ class StateFolder:
         try:
             yield
         except (OSError, ServiceError) as error:
-            if not (self._has_no_room() if isinstance(error, ServiceError) else error.errno in _FULL):
+            full = self._full_folder(error)
+            if full is None:
                 raise
-            full = error.filename if isinstance(error, OSError) and error.filename else self.home
+            # Another state folder is of no use where the data of Postgres, or anything else, lies apart.
+            elsewhere = (
+                ", or name another state folder in BLEND_HOME," if full.is_relative_to(self.home) else ""
+            )
             raise ServiceError(
-                f"The disk of {full} is full; make room there, or name another state folder in BLEND_HOME, "
-                f"and do this again. What failed: {error}"
+                f"The disk of {full} is full; make room there{elsewhere} and do this again. "
+                f"What failed: {error}"
             ) from error
 
-    def _has_no_room(self) -> bool:
-        return self.home.exists() and shutil.disk_usage(self.home).free < _LEAST_ROOM_BYTES
+    def _full_folder(self, error: OSError | ServiceError) -> Path | None:
+        """The folder whose disk is full, None for none: what the error names, else one of the stack's."""
+        if isinstance(error, OSError):
+            if error.errno not in _FULL:
+                return None
+            if isinstance(error.filename, str):
+                named = Path(error.filename)
+                return named if named.is_dir() else named.parent
+        folders = [self.home]
+        with suppress(ServiceError):
+            config = self.load()
+            if config is not None:
+                folders.append(Path(config.postgres_root))
+        full = [folder for folder in folders if folder.is_dir() and _has_no_room(folder)]
+        # A write to a file that is open names none; what is written here is in the state folder.
+        return full[0] if full else self.home if isinstance(error, OSError) else None
 
     def load_or_create(self, postgres_root: Callable[[], Path]) -> StackConfig:
         """The remembered values; at the first call made and saved. Call under the lock.
@@ -190,3 +209,7 @@ class StateFolder:
         if config is not None:
             shutil.rmtree(config.postgres_root, ignore_errors=True)
         shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _has_no_room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free < _LEAST_ROOM_BYTES

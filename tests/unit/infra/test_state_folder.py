@@ -33,23 +33,54 @@ def test_values_are_made_once_and_remembered(tmp_path: Path) -> None:
     assert folder_at(tmp_path / "home").load_or_create(unexpected) == first
 
 
-def test_a_full_disk_is_told_and_any_other_error_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = folder_at(tmp_path / "home")
+def lack_of_room(folder: StateFolder, error: Exception) -> str:
+    with pytest.raises(ServiceError) as caught, folder.lack_of_room_told():
+        raise error
+    return str(caught.value)
+
+
+def test_a_full_disk_is_told_with_its_folder_and_any_other_error_is_left_as_it_is(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    folder = folder_at(home)
     with pytest.raises(ServiceError, match="home is full; make room there"), folder.lack_of_room_told():
         Path("/dev/full").write_text("x")
-    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/elsewhere/pg_wal")
-    with pytest.raises(ServiceError) as caught, folder.lack_of_room_told():
-        raise elsewhere
-    assert str(caught.value).startswith("The disk of /elsewhere/pg_wal is full; make room there")
-    assert str(caught.value).endswith(str(elsewhere))
     with pytest.raises(PermissionError), folder.lack_of_room_told():
         raise PermissionError("no")
-    for free_bytes, told in ((1 << 40, "^It ended"), (4096, "home is full.* It ended")):
-        monkeypatch.setattr("shutil.disk_usage", lambda _, free=free_bytes: SimpleNamespace(free=free))
-        with pytest.raises(ServiceError, match=told), folder.lack_of_room_told():
-            raise ServiceError("It ended.")
+    inside = OSError(errno.ENOSPC, "No space left on device", str(home / "logs" / "s3.log"))
+    assert lack_of_room(folder, inside) == (
+        f"The disk of {home}/logs is full; make room there, or name another state folder in BLEND_HOME, and "
+        f"do this again. What failed: {inside}"
+    )
+    elsewhere = OSError(errno.ENOSPC, "No space left on device", "/elsewhere/pg_wal/1")
+    assert lack_of_room(folder, elsewhere) == (
+        f"The disk of /elsewhere/pg_wal is full; make room there and do this again. What failed: {elsewhere}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("full", "told"),
+    [
+        (None, "^It ended.$"),
+        (
+            "home",
+            "home is full; make room there, or name another state folder in BLEND_HOME, and .* It ended",
+        ),
+        ("apart", "apart is full; make room there and do this again. What failed: It ended"),
+    ],
+)
+def test_a_service_that_ends_for_lack_of_room_is_told_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str | None, told: str
+) -> None:
+    folder, apart = folder_at(tmp_path / "home"), tmp_path / "apart"
+    apart.mkdir()
+    folder.load_or_create(lambda: apart)
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=4096 if path.name == full else 1 << 40)
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    with pytest.raises(ServiceError, match=told), folder.lack_of_room_told():
+        raise ServiceError("It ended.")
 
 
 def test_two_folders_share_no_password(tmp_path: Path) -> None:
