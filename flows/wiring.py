@@ -19,7 +19,8 @@ from flows.rank_devices import rank_devices, threads_of_rank
 from flows.serving import Serving
 from flows.settings import Settings
 from storage.database import Database
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

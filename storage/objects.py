@@ -1,47 +1,25 @@
 """The object store: our own bucket, and the S3 objects that sources name."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pyarrow as pa
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from blend_core.errors import ConfigurationError, SourceError, StorageError, StorageUnavailableError
+from blend_core.errors import SourceError, StorageError, StorageUnavailableError
 from storage.compression import begin_of, plain_chunks
+from storage.object_client import ObjectStoreOptions, object_client
 from storage.object_errors import CLIENT_ERRORS, error_code, is_missing, source_error, storage_error
 from storage.object_lines import LineBatch, read_chunks, split_lines
 from storage.parquet_rows import ParquetRows, is_parquet
 from storage.ranged_file import RangedFile
 from storage.uploads import Upload
 
-_CONNECT_TIMEOUT_S = 10
-_READ_TIMEOUT_S = 60
 _MAX_DELETE_KEYS = 1_000
 _MAX_NAMED_KEYS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectStoreOptions:
-    """Where objects are.
-
-    Attributes:
-        bucket: the bucket for our own objects, created if missing.
-        endpoint_url: None for AWS itself.
-        access_key: None leaves credentials to boto3's own chain, which refreshes them.
-        secret_key: goes with `access_key`.
-        region: the bucket's region.
-    """
-
-    bucket: str
-    endpoint_url: str | None = None
-    access_key: str | None = None
-    secret_key: str | None = field(default=None, repr=False)
-    region: str = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +49,7 @@ class ObjectStore:
     def __init__(self, options: ObjectStoreOptions) -> None:
         """Connects to nothing yet."""
         self._options = options
-        try:
-            self._client: Any = boto3.session.Session().client(
-                "s3",
-                endpoint_url=options.endpoint_url,
-                aws_access_key_id=options.access_key,
-                aws_secret_access_key=options.secret_key,
-                region_name=options.region,
-                config=Config(
-                    connect_timeout=_CONNECT_TIMEOUT_S,
-                    read_timeout=_READ_TIMEOUT_S,
-                    retries={"mode": "standard", "total_max_attempts": 4},
-                    # A server beside AWS is reached by path and may not know the newer checksums.
-                    s3={"addressing_style": "path" if options.endpoint_url else "auto"},
-                    request_checksum_calculation="when_required",
-                    response_checksum_validation="when_required",
-                ),
-            )
-        except ValueError as error:
-            raise ConfigurationError(
-                "The object store's endpoint is no URL; correct BLEND_OBJECT_STORE__ENDPOINT_URL."
-            ) from error
+        self._client = object_client(options)
 
     def uri(self, key: str) -> str:
         """`s3://<our bucket>/<key>`."""

@@ -20,7 +20,8 @@ from infra.folder import StateFolder
 from infra.state import ExternalServices, StackState
 from infra.supervisor import LocalStack
 from storage.database import Database
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 
 _ELSEWHERE = "http://127.0.0.1:9"
 

@@ -12,7 +12,8 @@ from flows.ingest.draft import Draft
 from flows.ingest.duplicates import DuplicateCheck
 from flows.ingest.items import read_lines
 from flows.ingest.parse import ParseOptions
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from flows.settings import EngineSettings, Settings
 from flows.wiring import Endpoints, Wiring
 from infra.state import ExternalServices
 from infra.supervisor import LocalStack
-from storage.objects import ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from flows.stages.shared_plan import SharedPlan
 from flows.stopping import StopSignal
 from flows.wiring import Endpoints, Wiring
 from storage.database import Database
-from storage.objects import ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
 from storage.recorder import Recorder
 from storage.requests import RequestRow, RequestWriter
 from storage.runs import start_run

@@ -7,7 +7,7 @@ import pytest
 from flows.bench.ingest import run_ingest_bench
 from flows.settings import Settings
 from flows.wiring import Endpoints, Wiring
-from storage.objects import ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 

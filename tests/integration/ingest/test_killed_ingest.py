@@ -16,7 +16,8 @@ from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec
 from storage.database import Database
 from storage.jobs import create_job, get_job
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.request_shard_writer import RequestShardWriter
 from storage.request_shards import open_request_shards
@@ -38,7 +39,8 @@ from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_spec import BatchJobSpec
 from storage.database import Database
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.request_shard_writer import RequestShardWriter
 from storage.requests import RequestWriter

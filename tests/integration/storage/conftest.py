@@ -11,7 +11,8 @@ from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import RequestErrorCode
 from storage.database import Database
 from storage.jobs import create_job
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.requests import RequestRow, RequestWriter
 from storage.runs import start_run

@@ -13,7 +13,8 @@ from blend_core.errors import (
     StorageError,
     StorageUnavailableError,
 )
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 
 pytestmark = pytest.mark.s3
 

@@ -12,7 +12,8 @@ from blend_core.errors import StaleRunError, StorageUnavailableError
 from storage.database import Database
 from storage.job_status import JobStatus
 from storage.jobs import set_job_status
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.recorder import Recorder
 from storage.results import counts, densities, iter_results, job_metrics, pending_seqs

@@ -10,7 +10,8 @@ from blend_core.engines.base import RequestFinished
 from flows.run_lease import held_job
 from flows.stopping import StopSignal
 from storage.database import Database
-from storage.objects import ObjectStore, ObjectStoreOptions
+from storage.object_client import ObjectStoreOptions
+from storage.objects import ObjectStore
 from storage.ownership import Run
 from storage.recorder import Recorder
 
