@@ -1,5 +1,6 @@
 """What an error of the S3 client means, in the platform's own errors."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,11 @@ from blend_core.errors import (
 )
 
 _CREDENTIALS = "BLEND_OBJECT_STORE__ACCESS_KEY and BLEND_OBJECT_STORE__SECRET_KEY"
+
+# The embedded server decodes a path that is decoded already before it checks the signature. A HEAD has no
+# body, and tells the status alone.
+_DECODED_TWICE = re.compile("%[0-9A-Fa-f]{2}")
+_REFUSED_SIGNATURE = ("SignatureDoesNotMatch", "403", "400")
 
 _NO_SUCH_KEY = ("404", "NoSuchKey", "NotFound")
 
@@ -110,6 +116,12 @@ def _sentence(error: Exception, uri: str) -> str:
         )
     if is_missing(error):
         return f"There is no object {uri}; correct the URI."
+    decoded = _DECODED_TWICE.search(uri)
+    if decoded is not None and code in _REFUSED_SIGNATURE:
+        return (
+            f"The object store refused {uri} ({code}): the S3 server of `blend up` takes no {decoded[0]} in "
+            f"a name, so rename it; with any other server, correct {_CREDENTIALS}."
+        )
     if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
         return (
             f"Access to {uri} is denied; let these credentials read and list it, or correct {_CREDENTIALS}."

@@ -174,6 +174,24 @@ def test_wrong_credentials_are_told_without_the_secret(object_store_options: Obj
     assert "not-the-secret" not in repr(replace(object_store_options, secret_key="not-the-secret"))
 
 
+def test_a_name_that_the_embedded_server_takes_is_read_back_and_any_other_told(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    file = tmp_path / "p%20q.jsonl"
+    file.write_bytes(b"x")
+    for name in ("100%.jsonl", "a%b?c#d.jsonl"):
+        objects.put(name, b"x")
+        assert (objects.get(name), len(objects.list(objects.uri(name)))) == (b"x", 1)
+    for call in (
+        lambda: objects.put("p%20q.jsonl", b"x"),
+        lambda: objects.put("p%20q.jsonl", file),
+        lambda: objects.get("p%20q.jsonl"),
+        lambda: objects.list(objects.uri("p%20q.jsonl")),
+    ):
+        with pytest.raises((StorageError, SourceError), match=r"takes no %20 in a name, so rename it"):
+            call()
+
+
 def test_an_endpoint_that_is_not_there_may_be_tried_again(
     object_store_options: ObjectStoreOptions, closed_port: int
 ) -> None:
