@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from blend_core.errors import StorageUnavailableError
-from flows import outage
+from flows import outage, running
 from flows.progress import SilentProgress
 from flows.running import create_job, run_stages
 from flows.stages import JobContext
@@ -56,6 +56,24 @@ def test_a_stage_is_done_again_when_a_service_is_back(wiring: Wiring, job_id: st
     assert (outcome.status, outcome.errored) == ("completed", 1)
     assert away.calls == ["ingest", "export", "export", "report"]
     assert notes.told == ["Away in export. It is tried again, for 10 minutes."]
+
+
+@pytest.mark.parametrize("name", ["get_job", "take_job", "job_outcome"])
+def test_what_a_run_asks_before_and_after_its_stages_is_asked_again(
+    wiring: Wiring, job_id: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ask = getattr(running, name)
+    left = [StorageUnavailableError("Away.")]
+
+    def asked(*arguments: Any, **named: Any) -> Any:
+        if left:
+            raise left.pop()
+        return ask(*arguments, **named)
+
+    monkeypatch.setattr(running, name, asked)
+
+    assert run_stages(wiring, job_id, SilentProgress(), StopSignal(), Away()).status == "completed"
+    assert left == []
 
 
 def test_a_stage_that_is_reached_ends_the_outage_before_it(
