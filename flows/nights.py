@@ -19,7 +19,6 @@ from flows.running import create_job
 from flows.settings import NightlySettings, Settings
 from flows.wiring import Wiring
 from storage.database import Database
-from storage.job_status import JobStatus
 from storage.nights import NightJob, Nightly, night_jobs, register_nightly
 
 # A night's flow run needs a moment to start, and its job a moment to be written down.
@@ -166,7 +165,7 @@ def create_night(
     """
     key, known = f"night:{spec.name}:{logical_date}", night_jobs(wiring.database, spec.name).get(logical_date)
     if known is not None:
-        if not again or not known.status.is_end or known.status is JobStatus.COMPLETED:
+        if not again or not known.is_to_be_repeated:
             return known.job_id, False
         key = f"{key}#{known.attempt + 1}"
     job_id = create_job(wiring, spec, key, logical_date=logical_date, nightly=spec.name)

@@ -44,6 +44,11 @@ class NightJob:
     attempt: int
     is_running: bool
 
+    @property
+    def is_to_be_repeated(self) -> bool:
+        """Whether it failed, expired or was cancelled, so that the night may have another job."""
+        return self.status.is_end and self.status is not JobStatus.COMPLETED
+
 
 def register_nightly(
     db: Database, *, name: str, cron: str, timezone: str, catch_up: str, spec: dict[str, Any], home: str

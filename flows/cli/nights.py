@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from flows.wiring import Wiring
     from storage.nights import Nightly
 
+_NOT_BEGUN = "not_begun"
+
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -37,10 +39,11 @@ def backfill(
 ) -> None:
     """Run a job for each day of a range, one by one.
 
-    One job for each logical date: of a nightly job those of its schedule, of a job file every day. Doing it
-    again does nothing for a day that is done, continues one that was stopped, and makes a new job for one
-    that failed, expired or was cancelled. A day that fails does not hold up the next. Ctrl-C cancels the day
-    that runs, SIGTERM leaves it to be continued, and neither begins another.
+    One job for each logical date: of a nightly job those of its schedule, of a job file every day. A day's
+    job is made, and its completion window begins, when its turn comes. Doing it again does nothing for a day
+    that is done, continues one that was stopped, and makes a new job for one that failed, expired or was
+    cancelled. A day that fails does not hold up the next. Ctrl-C cancels the day that runs, SIGTERM leaves it
+    to be continued, and neither begins another.
 
     \b
     Examples:
@@ -50,10 +53,9 @@ def backfill(
     from flows.cli.services import brought_up
     from flows.dates import local_date, parse_date, utc_now
     from flows.job_spec import dated
-    from flows.nights import backfill_dates, create_night
+    from flows.nights import backfill_dates
     from flows.preflight import check_job
     from flows.stopping import stop_at_signals
-    from storage.job_status import JobStatus
 
     start, end = parse_date(first, "--from"), parse_date(last, "--to")
     from_file = _job_of_file(nightly)
@@ -62,13 +64,9 @@ def backfill(
         zone = wiring.settings.nightly.timezone if known is None else known.timezone
         days = backfill_dates(known, start, end, local_date(utc_now(), zone))
         check_job(wiring, dated(spec, days[0]))
-        # Written down together, so that `blend status` shows what is to come.
-        nights = [(day, *create_night(wiring, spec, day, again=True)) for day in days]
         with stop_at_signals(ends_process=True) as stop:
-            outcomes = [
-                _run_night(wiring, day, job_id, stop, is_new=is_new) for day, job_id, is_new in nights
-            ]
-    if stop.reason is not None and any(not JobStatus(night["status"]).is_end for night in outcomes):
+            outcomes = [_run_night(wiring, spec, day, stop) for day in days]
+    if stop.reason is not None and any(_is_left(night) for night in outcomes):
         tell("The backfill was stopped; the same command runs what is left.")
     if json:
         print_json({"name": spec.name, "nights": outcomes})
@@ -77,8 +75,8 @@ def backfill(
             ("day", "job", "status", "succeeded", "total", ""),
             [
                 (
-                    night["logical_date"], night["job_id"], night["status"], night["succeeded"],
-                    night["total"], night["error"] or ("" if night["is_new"] else "was there"),
+                    night["logical_date"], night["job_id"] or "", night["status"], night["succeeded"],
+                    night["total"], night["error"] or _remark(night),
                 )
                 for night in outcomes
             ],
@@ -87,16 +85,22 @@ def backfill(
         raise typer.Exit(1)
 
 
-def _run_night(
-    wiring: "Wiring", day: "date", job_id: str, stop: "StopSignal", *, is_new: bool
-) -> dict[str, Any]:
+def _run_night(wiring: "Wiring", spec: "BatchJobSpec", day: "date", stop: "StopSignal") -> dict[str, Any]:
+    """Makes a night's job and runs it. It is made when its turn comes: its completion window begins then."""
     import time
 
     from flows.job_outcome import job_outcome
+    from flows.nights import create_night, known_night
+    from flows.outage import through_outages
     from flows.progress import shown_progress
     from flows.running import run_job
     from storage.jobs import get_job
 
+    if stop.reason is not None:
+        known = known_night(wiring.database, spec, day)
+        if known is None or known.is_to_be_repeated:
+            return _night_not_begun(day)
+    job_id, is_new = through_outages(lambda: create_night(wiring, spec, day, again=True), stop, tell)
     failure: str | None = None
     if stop.reason is None and not get_job(wiring.database, job_id).status.is_end:
         tell(f"night {day}: job {job_id}")
@@ -115,6 +119,29 @@ def _run_night(
         "total": outcome.total,
         "error": failure or outcome.error_message or outcome.write_back_error,
     }
+
+
+def _night_not_begun(day: "date") -> dict[str, Any]:
+    return {
+        "logical_date": day.isoformat(),
+        "job_id": None,
+        "is_new": False,
+        "status": _NOT_BEGUN,
+        "succeeded": 0,
+        "total": 0,
+        "error": None,
+    }
+
+
+def _is_left(night: dict[str, Any]) -> bool:
+    """Whether the same command would go on with the night."""
+    from storage.job_status import JobStatus
+
+    return night["status"] == _NOT_BEGUN or not JobStatus(night["status"]).is_end
+
+
+def _remark(night: dict[str, Any]) -> str:
+    return "" if night["is_new"] or night["job_id"] is None else "was there"
 
 
 def _job_of_file(nightly: str) -> "BatchJobSpec | None":

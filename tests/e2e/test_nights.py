@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from flows.stopping import StopReason, StopSignal
 from flows.wiring import Wiring
 from storage.jobs import Job, get_job, list_jobs
 from storage.results import counts
-from storage.runs import latest_run_id
 from tests.e2e.watched_run import wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -209,6 +209,23 @@ def test_a_range_is_filled_in_and_again_does_nothing(
     assert blend(*command)["nights"] == [{**night, "is_new": False} for night in nights]
 
 
+def test_the_completion_window_of_a_night_begins_when_its_turn_comes(
+    wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "night.yaml").write_text(nightly_spec.model_dump_json())
+    stopped_id, _ = create_night(wiring, nightly_spec, date(2026, 2, 27))
+
+    nights = blend("backfill", "night.yaml", "--from", "2026-02-27", "--to", "2026-03-01")["nights"]
+
+    assert [night["status"] for night in nights] == ["completed"] * 3
+    assert (nights[0]["job_id"], nights[0]["is_new"]) == (stopped_id, False)
+    jobs = [get_job(wiring.database, night["job_id"]) for night in nights]
+    for earlier, later in pairwise(jobs):
+        assert earlier.finished_at is not None
+        assert later.expires_at is not None
+        assert later.expires_at - timedelta(hours=24) >= earlier.finished_at
+
+
 def test_a_night_whose_results_are_not_in_the_users_table_is_told_until_they_are(
     wiring: Wiring, blend: Callable[..., dict[str, Any]], nightly_spec: BatchJobSpec, tmp_path: Path
 ) -> None:
@@ -288,14 +305,14 @@ def signalled_backfill(
 def test_a_backfill_that_is_told_to_end_begins_no_other_night(
     wiring: Wiring,
     signalled_backfill: Callable[[str, signal.Signals], tuple[int, list[dict[str, Any]], bytes]],
+    tmp_path: Path,
 ) -> None:
     status, (first, second), notes = signalled_backfill("2026-03-01", signal.SIGTERM)
 
-    assert (first["status"], second["status"]) == ("in_progress", "validating")
+    assert (first["status"], second["status"]) == ("in_progress", "not_begun")
     assert first["job_id"] in first["error"]
-    # Not even taken: a night that was begun would have a run, and tell why it ended.
-    assert second["error"] is None
-    assert latest_run_id(wiring.database, second["job_id"]) is None
+    assert (second["job_id"], second["error"]) == (None, None)
+    assert [job.job_id for job in jobs_of(wiring, tmp_path.name)] == [first["job_id"]]
     assert b"The backfill was stopped" in notes
     assert status == 1
 
