@@ -27,6 +27,7 @@ from flows.stages.context import JobContext
 from flows.stages.parts import Part
 from flows.stages.shared_plan import SharedPlan
 from flows.stages.stall_watch import StallWatch
+from flows.stopping import StopReason
 from storage.recorder import Recorder
 from storage.request_shards import RequestShards
 from storage.runs import set_run_details
@@ -34,6 +35,9 @@ from storage.suspects import pending_suspects
 
 # How long an engine that is told to stop may say nothing: a job that was cancelled does not wait for a hang.
 STOPPING_LIMIT_S = 30.0
+# The same of a run that lost its job: nothing that the engine could still tell may be written, and the run that has the
+# job waits for the device.
+LOST_LIMIT_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +183,7 @@ class EngineRun:
     def _open_engine(self, engine: EngineProcess, limit_s: float) -> None:
         if engine.pid is not None:
             return
-        watch = StallWatch(lambda: limit_s, partial(_kill, engine), time.monotonic)
+        watch = StallWatch(lambda: self._unless_lost(limit_s), partial(_kill, engine), time.monotonic)
         try:
             with watch, watch.waiting():
                 info = engine.open()
@@ -191,7 +195,10 @@ class EngineRun:
 
     def _silence_limit_s(self) -> float:
         limit_s = self._context.wiring.settings.engine.stall_limit_s
-        return min(limit_s, STOPPING_LIMIT_S) if self._plan.is_over else limit_s
+        return self._unless_lost(min(limit_s, STOPPING_LIMIT_S) if self._plan.is_over else limit_s)
+
+    def _unless_lost(self, limit_s: float) -> float:
+        return min(limit_s, LOST_LIMIT_S) if self._context.stop.reason is StopReason.LOST else limit_s
 
     def _take(self, event: EngineEvent) -> None:
         match event:
