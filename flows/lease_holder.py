@@ -42,6 +42,14 @@ def is_gone(details: Mapping[str, str]) -> bool:
         return False
 
 
+def holder_text(details: Mapping[str, str]) -> str:
+    """The process that wrote these details, for people."""
+    if _MACHINE not in details or _PID not in details:
+        return "an unknown process"
+    host = details[_MACHINE].split()[0]
+    return f"process {details[_PID]} on {host}"
+
+
 def _machine() -> str:
     """Names this machine since its start, and where there are such, the namespace that its pids count in."""
     parts = [os.uname().nodename]

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC
 
 from blend_core.errors import (
     BlendError,
@@ -14,13 +15,13 @@ from blend_core.errors import (
     StorageUnavailableError,
 )
 from flows.heartbeat import Heartbeat
-from flows.lease_holder import holder_details, is_gone
+from flows.lease_holder import holder_details, holder_text, is_gone
 from flows.outage import through_outages
 from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
 from storage.job_status import JobStatus
-from storage.lost_runs import live_run, mark_lost
+from storage.lost_runs import LiveRun, live_run, mark_lost
 from storage.ownership import Run
 from storage.runs import RunStatus, finish_run, heartbeat, start_run
 
@@ -82,7 +83,8 @@ def take_job(
         wait_for_lease: False raises at once.
 
     Raises:
-        StorageError: the job has ended, or another run executes it; `ids["lease_left_s"]` is there then.
+        StorageError: the job has ended, or another run executes it; `ids["lease_left_s"]` is there then, and
+            the message says which process holds the job.
         RunInterruptedError: the wait was ended.
     """
     deadline_s = time.monotonic() + LEASE_S + 5.0
@@ -99,18 +101,45 @@ def take_job(
             )
         except StorageError as error:
             left_s = error.ids.get("lease_left_s")
-            if left_s is not None and free_dead_run(db, job_id):
-                continue
-            if not isinstance(left_s, int) or not wait_for_lease or time.monotonic() + left_s > deadline_s:
+            if not isinstance(left_s, int):
                 raise
+            if free_dead_run(db, job_id):
+                continue
+            live = live_run(db, job_id)
+            if live is None:
+                continue
+            if not wait_for_lease or time.monotonic() + left_s > deadline_s:
+                raise _held_by_another(live, job_id, left_s) from None
             if not told:
-                progress.note(f"{error} Waiting {left_s} s for it.")
+                progress.note(
+                    f"{_holding(live, job_id)}. Waiting up to {left_s} s: the job is taken over unless that "
+                    "run shows that it is alive."
+                )
                 told = True
             if stop.wait(min(float(left_s), 1.0)):
                 raise RunInterruptedError(
                     f"The process was told to end before it ran job {job_id}; run it again.",
                     job_id=job_id,
                 ) from None
+
+
+def _held_by_another(live: LiveRun, job_id: str, lease_left_s: int) -> StorageError:
+    return StorageError(
+        f"{_holding(live, job_id)}, so it is at work. Follow it with `blend status {job_id}`; to run the job "
+        "here, end that process first, then do this again.",
+        job_id=job_id,
+        run_id=live.run_id,
+        lease_left_s=lease_left_s,
+    )
+
+
+def _holding(live: LiveRun, job_id: str) -> str:
+    """Who holds the job and since when, without a full stop."""
+    return (
+        f"Job {job_id} has been held by {holder_text(live.details)} since "
+        f"{live.started_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC (run {live.run_id}, last sign of life "
+        f"{live.heartbeat_age_s:.0f} s ago)"
+    )
 
 
 def free_dead_run(db: Database, job_id: str) -> bool:

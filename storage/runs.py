@@ -63,8 +63,7 @@ def start_run(
         ).one_or_none()
         if live is not None and live[1] > 0:
             raise StorageError(
-                f"Run {live[0]} is executing job {job_id} and renewed its lease; wait "
-                f"{live[1]} s if it died, or for its end.",
+                f"Run {live[0]} holds job {job_id} for {live[1]} s more, or as long as it works; wait.",
                 job_id=job_id,
                 run_id=live[0],
                 lease_left_s=int(live[1]),

@@ -35,8 +35,8 @@ from storage.suspects import pending_suspects
 
 # How long an engine that is told to stop may say nothing: a job that was cancelled does not wait for a hang.
 STOPPING_LIMIT_S = 30.0
-# The same of a run that lost its job: nothing that the engine could still tell may be written, and the run that has the
-# job waits for the device.
+# The same of a run that lost its job: what its engine could still tell may not be written, and the run that
+# has the job waits for the device.
 LOST_LIMIT_S = 1.0
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A run whose job is taken over while it works: it writes nothing more, and the other one completes the job."""
+"""A run whose job is taken over while it works writes nothing more, and the other one completes the job."""
 
 import os
 import signal
@@ -62,7 +62,9 @@ class Successor:
         while latest_run_id(database, job_id) == self.first_run_id:
             with database.connect() as connection:
                 connection.execute(
-                    sa.text("UPDATE run SET lease_expires_at = now() WHERE run_id = :id AND status = 'running'"),
+                    sa.text(
+                        "UPDATE run SET lease_expires_at = now() WHERE run_id = :id AND status = 'running'"
+                    ),
                     {"id": self.first_run_id},
                 )
             time.sleep(0.05)

@@ -6,11 +6,12 @@ import time
 
 import pytest
 
-from blend_core.errors import StaleRunError, StorageError
+from blend_core.errors import RunInterruptedError, StaleRunError, StorageError
+from flows.heartbeat import Heartbeat
 from flows.lease_holder import holder_details
-from flows.progress import SilentProgress
+from flows.progress import Progress, SilentProgress
 from flows.run_lease import free_dead_run, take_job
-from flows.stopping import StopSignal
+from flows.stopping import StopReason, StopSignal
 from storage.database import Database
 from storage.jobs import create_job
 from storage.lost_runs import live_run
@@ -39,15 +40,22 @@ def job_id(db: Database) -> str:
     return create_job(db, name="test", model="tiny", spec={})
 
 
-def take(db: Database, job_id: str) -> Run:
+def take(
+    db: Database,
+    job_id: str,
+    progress: Progress | None = None,
+    *,
+    wait_for_lease: bool = False,
+    stop: StopSignal | None = None,
+) -> Run:
     return take_job(
         db,
         job_id,
         engine="torch",
         policy="fcfs",
-        progress=SilentProgress(),
-        stop=StopSignal(),
-        wait_for_lease=False,
+        progress=progress or SilentProgress(),
+        stop=stop or StopSignal(),
+        wait_for_lease=wait_for_lease,
     )
 
 
@@ -87,6 +95,67 @@ def test_the_job_of_a_process_elsewhere_is_not_taken_while_its_lease_lasts(db: D
     with pytest.raises(StorageError) as live:
         take(db, job_id)
     assert "lease_left_s" in live.value.ids
+
+
+class Noting(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def hold_elsewhere(db: Database, job_id: str, lease_s: float) -> Run:
+    details = {**holder_details(), "holder_machine": "elsewhere boot pid:[1]", "holder_pid": "17"}
+    return start_run(db, job_id, engine="torch", policy="fcfs", details=details, lease_s=lease_s)
+
+
+def test_the_lease_of_a_process_elsewhere_is_waited_for_and_its_job_taken_over(
+    db: Database, job_id: str
+) -> None:
+    other = hold_elsewhere(db, job_id, lease_s=2)
+    progress = Noting()
+
+    run = take(db, job_id, progress, wait_for_lease=True)
+
+    now = live_run(db, job_id)
+    assert now is not None
+    assert now.run_id == run.run_id != other.run_id
+    (note,) = progress.notes
+    assert note.startswith(f"Job {job_id} has been held by process 17 on elsewhere since 2")
+    assert "Waiting up to 2 s" in note
+
+
+def test_a_job_whose_process_elsewhere_shows_signs_of_life_is_refused(
+    db: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.run_lease.LEASE_S", -2.0)  # waits 3 s, as 35 s otherwise
+    other = hold_elsewhere(db, job_id, lease_s=2)
+    progress = Noting()
+
+    with (
+        Heartbeat("other", 0.2, lambda: heartbeat(db, other, lease_s=2)),
+        pytest.raises(StorageError) as refused,
+    ):
+        take(db, job_id, progress, wait_for_lease=True)
+
+    assert len(progress.notes) == 1
+    told = str(refused.value)
+    assert told.startswith(f"Job {job_id} has been held by process 17 on elsewhere since 2")
+    assert "it is at work" in told
+    assert f"`blend status {job_id}`" in told
+    now = live_run(db, job_id)
+    assert now is not None
+    assert now.run_id == other.run_id
+
+
+def test_a_wait_for_a_lease_ends_when_the_process_is_told_to(db: Database, job_id: str) -> None:
+    hold_elsewhere(db, job_id, lease_s=20)
+    stop = StopSignal()
+    stop.request(StopReason.INTERRUPTED)
+
+    with pytest.raises(RunInterruptedError, match="run it again"):
+        take(db, job_id, wait_for_lease=True, stop=stop)
 
 
 def test_a_run_that_died_when_its_job_had_ended_is_written_off(db: Database, job_id: str) -> None:
