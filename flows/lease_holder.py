@@ -42,6 +42,13 @@ def is_gone(details: Mapping[str, str]) -> bool:
         return False
 
 
+def holder_pid(details: Mapping[str, str]) -> int | None:
+    """The pid that the process which wrote these details has here; None for one of another machine."""
+    if details.get(_MACHINE) != _machine() or not details.get(_PID, "").isdigit():
+        return None
+    return int(details[_PID])
+
+
 def holder_text(details: Mapping[str, str]) -> str:
     """The process that wrote these details, for people."""
     if _MACHINE not in details or _PID not in details:

@@ -15,11 +15,12 @@ from blend_core.errors import ConfigurationError
 from flows.dates import time_zone
 from flows.job_parts import CatchUp
 from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
+from flows.preflight import check_connections
 from flows.running import create_job
 from flows.settings import NightlySettings, Settings
 from flows.wiring import Wiring
 from storage.database import Database
-from storage.nights import NightJob, Nightly, night_jobs, register_nightly
+from storage.nights import NightJob, Nightly, list_nightlies, night_jobs, register_nightly
 
 # A night's flow run needs a moment to start, and its job a moment to be written down.
 GRACE = timedelta(minutes=15)
@@ -92,14 +93,16 @@ def night_job(file: Path) -> BatchJobSpec:
     return job
 
 
-def check_nightly(nightly: NightlySettings) -> None:
+def check_nightly(settings: Settings) -> None:
     """Checks what is to be scheduled, before a process is ended that schedules something else.
 
     Raises:
-        ConfigurationError: the job file, the cron expression or the time zone is wrong.
+        ConfigurationError: the job file, the cron expression or the time zone is wrong, or a connection of
+            the job has no URL here.
     """
+    nightly = settings.nightly
     if nightly.job is not None:
-        night_job(nightly.job)
+        check_connections(night_job(nightly.job), settings)
     check_schedule(nightly.cron, nightly.timezone)
 
 
@@ -148,6 +151,17 @@ def register(wiring: Wiring, spec: BatchJobSpec, cron: str, timezone: str) -> Ni
         spec=spec.model_dump(mode="json"),
         home=serving_home(wiring.settings),
     )
+
+
+def nights_that_end(wiring: Wiring) -> list[str]:
+    """Names of the nightly jobs that were scheduled from this state folder and are not by its settings."""
+    file, home = wiring.settings.nightly.job, serving_home(wiring.settings)
+    name = None if file is None else night_job(file).name
+    return [
+        nightly.name
+        for nightly in list_nightlies(wiring.database)
+        if nightly.home == home and nightly.name != name
+    ]
 
 
 def serving_home(settings: Settings) -> str:

@@ -7,6 +7,7 @@ from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
 from flows.job_spec import BatchJobSpec
+from flows.settings import Settings, settings_file
 from flows.wiring import Wiring
 from flows.write_back import check_write_back
 
@@ -33,6 +34,31 @@ def check_queries(spec: BatchJobSpec, source_urls: Mapping[str, str]) -> None:
     options = ParseOptions(spec.model)
     open_queries(spec, source_urls, options)
     open_tables(spec, options)
+
+
+def check_connections(spec: BatchJobSpec, settings: Settings) -> None:
+    """Checks that every connection that a job names has a URL in these settings.
+
+    Raises:
+        ConfigurationError: one has none; names the variable.
+    """
+    sources, targets = (
+        {name.lower() for name in names} | {name.upper() for name in names}
+        for names in (settings.sources, settings.targets)
+    )
+    missing = [
+        (source.connection, "SOURCES", "read")
+        for source in spec.sql
+        if source.connection not in sources | {"platform"}
+    ]
+    if spec.write_back is not None and spec.write_back.connection not in targets:
+        missing.append((spec.write_back.connection, "TARGETS", "write back"))
+    if missing:
+        connection, group, use = missing[0]
+        raise ConfigurationError(
+            f"The job {spec.name!r} is to {use} by the connection {connection!r}, which has no URL; set "
+            f"BLEND_{group}__{connection.upper()}, in the environment or in {settings_file(settings.home)}."
+        )
 
 
 def check_table_to_write(wiring: Wiring, spec: BatchJobSpec, note: Callable[[str], None]) -> None:

@@ -1,9 +1,12 @@
-"""The one reader of the environment. Everybody else gets these values handed in.
+"""The one reader of the environment and of `blend.env`. Everybody else gets these values handed in.
 
-Variables start with `BLEND_`; a nested value is reached with two underscores (`BLEND_DATABASE__URL`).
+The file lies in the state folder and has the same variables, so that they do not depend on the shell; what is
+in the environment wins. Variables start with `BLEND_`; a nested value is reached with two underscores
+(`BLEND_DATABASE__URL`).
 `PREFECT_API_URL` is the one exception, since Prefect's own clients read it too.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +15,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from blend_core.engines.vllm.passed_options import check_passed_options, options_of_texts
 from blend_core.errors import ConfigurationError
+
+SETTINGS_FILE = "blend.env"
 
 
 class _Group(BaseModel):
@@ -116,19 +121,48 @@ class Settings(BaseSettings):
     )
 
 
+def settings_file(home: Path) -> Path:
+    """Where the settings of a state folder lie; the file need not be there."""
+    return home / SETTINGS_FILE
+
+
 def load_settings() -> Settings:
-    """Reads the environment.
+    """Reads the environment and, below it, the settings file of the state folder.
 
     Raises:
-        ConfigurationError: a variable has no meaning or a wrong value; names the variable.
+        ConfigurationError: a variable has no meaning or a wrong value, or the file cannot be read; names the
+            variable and the file.
     """
+    home = Path(os.environ.get("BLEND_HOME") or Settings.model_fields["home"].default)
+    file = settings_file(home)
     try:
-        return Settings()
+        settings = Settings(_env_file=file)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        name = "BLEND_" + "__".join(str(part).upper() for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise ConfigurationError(
-                f"Environment variable {name} is no setting; correct its name or unset it."
-            ) from None
-        raise ConfigurationError(f"Environment variable {name}: {first['msg']}.") from None
+        raise _wrong_setting(error, file) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read ({type(error).__name__}); make it a text file that you may read."
+        ) from None
+    if settings.home != home:
+        raise ConfigurationError(
+            f"{file} sets BLEND_HOME, which says where this file lies; set it in the environment."
+        )
+    job = settings.nightly.job
+    if job is not None and not job.is_absolute() and "BLEND_NIGHTLY__JOB" not in os.environ:
+        raise ConfigurationError(
+            f"BLEND_NIGHTLY__JOB in {file} is {str(job)!r}; give an absolute path, since commands run in any "
+            "folder."
+        )
+    return settings
+
+
+def _wrong_setting(error: ValidationError, file: Path) -> ConfigurationError:
+    first = error.errors(include_input=False, include_url=False)[0]
+    parts = [str(part).upper() for part in first["loc"]]
+    is_unknown = first["type"] == "extra_forbidden"
+    # Of the environment only names of settings are looked at: a first part that is none stands in the file.
+    name = parts[0] if is_unknown and len(parts) == 1 else "BLEND_" + "__".join(parts)
+    place = f"Environment variable {name}" if name in os.environ else f"{name} in {file}"
+    if is_unknown:
+        return ConfigurationError(f"{place} is no setting; correct its name or unset it.")
+    return ConfigurationError(f"{place}: {first['msg']}.")

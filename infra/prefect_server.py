@@ -78,14 +78,20 @@ class PrefectService:
 class ServeService:
     """The process that serves the deployments: it polls Prefect and starts a process per flow run."""
 
-    __slots__ = ("_command", "_home", "_is_prefect_embedded", "_state", "process")
+    __slots__ = ("_command", "_home", "_is_prefect_embedded", "_settings_file", "_state", "process")
 
     name = "serve"
     url = None
     start_timeout_s = 120.0
 
     def __init__(
-        self, home: Path, state: StackState, *, command: Sequence[str], is_prefect_embedded: bool
+        self,
+        home: Path,
+        state: StackState,
+        *,
+        command: Sequence[str],
+        settings_file: Path | None,
+        is_prefect_embedded: bool,
     ) -> None:
         """Changes nothing.
 
@@ -93,11 +99,13 @@ class ServeService:
             home: the state folder.
             state: the services that it works with.
             command: what serves the deployments.
+            settings_file: has settings beside the environment.
             is_prefect_embedded: whether the Prefect server can be asked without credentials.
         """
         self._home = home
         self._state = state
         self._command = list(command)
+        self._settings_file = settings_file
         self._is_prefect_embedded = is_prefect_embedded
         self.process = ServiceProcess(self.name, home)
 
@@ -166,7 +174,9 @@ class ServeService:
         settings = {
             name: value for name, value in environment.items() if name.startswith(("BLEND_", "PREFECT_"))
         }
-        text = json.dumps([settings, self._command], sort_keys=True)
+        file = self._settings_file
+        more = file.read_text() if file is not None and file.is_file() else ""
+        text = json.dumps([settings, more, self._command], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -216,6 +216,10 @@ class ServiceProcess:
             return None
         return process if is_same else None
 
+    def has_started(self, pid: int) -> bool:
+        """Whether a process is one that this service started, and that would be ended with it."""
+        return any(process.pid == pid for process in self._parts())
+
     def end_leftovers(self) -> None:
         """End whatever an earlier process of this service left running."""
         for number, wait_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0)):

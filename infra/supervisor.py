@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -55,7 +55,7 @@ class LocalStack:
     its recorded pid, checked against the process' start time and arguments.
     """
 
-    __slots__ = ("_durable", "_external", "_folder", "_serve_command")
+    __slots__ = ("_durable", "_external", "_folder", "_serve_command", "_settings_file")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class LocalStack:
         *,
         external: ExternalServices | None = None,
         serve_command: Sequence[str] = SERVE_COMMAND,
+        settings_file: Path | None = None,
         durable: bool = True,
     ) -> None:
         """Changes nothing.
@@ -71,11 +72,13 @@ class LocalStack:
             home: the state folder; need not exist.
             external: services of the user's, used in place of embedded ones.
             serve_command: what serves the deployments.
+            settings_file: read by what serves the deployments; need not exist.
             durable: False gives up Postgres' safety against a loss of power, for throw-away data.
         """
         self._folder = StateFolder(home)
         self._external = external or ExternalServices()
         self._serve_command = serve_command
+        self._settings_file = settings_file
         self._durable = durable
 
     @property
@@ -128,6 +131,18 @@ class LocalStack:
                 service.stop()
                 if was_running:
                     progress(f"{service.name}: stopped")
+
+    def ended_by_up(self, pids: Iterable[int]) -> list[int]:
+        """Which of these processes `up` would end: those that the serving process started, where it is to be
+        started anew since settings changed. Changes nothing.
+        """
+        config = self._folder.load()
+        if config is None:
+            return []
+        server = self._server(config)
+        if server.process.pid is None or server.is_current:
+            return []
+        return [pid for pid in pids if server.process.has_started(pid)]
 
     def status(self) -> list[ServiceStatus]:
         """What runs now: one entry per service, always in the same order. Changes nothing."""
@@ -184,6 +199,7 @@ class LocalStack:
             self.home,
             self._state(config),
             command=self._serve_command,
+            settings_file=self._settings_file,
             is_prefect_embedded=self._external.prefect_api_url is None,
         )
 

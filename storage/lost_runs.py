@@ -17,6 +17,7 @@ class LiveRun:
 
     Attributes:
         run_id: the run.
+        job_id: the job that it holds.
         details: its details, those of its holder among them.
         started_at: when it took the job.
         heartbeat_age_s: seconds since its last sign of life, by the database's clock.
@@ -24,6 +25,7 @@ class LiveRun:
     """
 
     run_id: str
+    job_id: str
     details: Mapping[str, str]
     started_at: datetime
     heartbeat_age_s: float
@@ -32,17 +34,31 @@ class LiveRun:
 
 def live_run(db: Database, job_id: str) -> LiveRun | None:
     """The run that executes a job, or None; its lease may have ended."""
+    found = _live_runs(db, run.c.job_id == job_id)
+    return found[0] if found else None
+
+
+def live_runs(db: Database) -> list[LiveRun]:
+    """The runs whose leases last, the oldest first."""
+    return _live_runs(db, run.c.lease_expires_at > sa.func.clock_timestamp())
+
+
+def _live_runs(db: Database, which: sa.ColumnElement[bool]) -> list[LiveRun]:
     now = sa.func.clock_timestamp()
-    statement = sa.select(
-        run.c.run_id,
-        run.c.details,
-        run.c.started_at,
-        sa.extract("epoch", now - run.c.heartbeat_at),
-        sa.extract("epoch", run.c.lease_expires_at - now),
-    ).where(run.c.job_id == job_id, run.c.status == RunStatus.RUNNING.value)
+    statement = (
+        sa.select(
+            run.c.run_id,
+            run.c.job_id,
+            run.c.details,
+            run.c.started_at,
+            sa.cast(sa.extract("epoch", now - run.c.heartbeat_at), sa.Float),
+            sa.cast(sa.extract("epoch", run.c.lease_expires_at - now), sa.Float),
+        )
+        .where(run.c.status == RunStatus.RUNNING.value, which)
+        .order_by(run.c.started_at, run.c.run_id)
+    )
     with db.connect() as connection:
-        row = connection.execute(statement).one_or_none()
-    return None if row is None else LiveRun(*row[:3], float(row[3]), float(row[4]))
+        return [LiveRun(*row) for row in connection.execute(statement)]
 
 
 def mark_lost(db: Database, run_id: str) -> None:

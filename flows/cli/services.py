@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from blend_core.errors import ServiceError
 from flows.cli.output import tell
-from flows.settings import Settings, load_settings
+from flows.settings import Settings, load_settings, settings_file
 
 if TYPE_CHECKING:
     from flows.wiring import Endpoints, Wiring
@@ -22,7 +22,7 @@ def local_stack(settings: Settings) -> "LocalStack":
     """The embedded services of the state folder; changes nothing."""
     from infra.supervisor import LocalStack
 
-    return LocalStack(settings.home, external=_external(settings))
+    return LocalStack(settings.home, external=_external(settings), settings_file=settings_file(settings.home))
 
 
 @contextmanager
@@ -64,14 +64,13 @@ def connected_database() -> Iterator["Database"]:
 
 
 @contextmanager
-def brought_up(settings: Settings | None = None, *, serve: bool = False) -> Iterator["Wiring"]:
+def brought_up(settings: Settings | None = None) -> Iterator["Wiring"]:
     """The parts of a command that works: starts what is missing and brings the tables up to date first.
 
     A Prefect server that does not come up is told and done without, since our own tables decide about a job.
 
     Args:
         settings: as read from the environment when None.
-        serve: also serve the deployments.
 
     Raises:
         ServiceError: Postgres or the S3 server did not come up.
@@ -84,8 +83,6 @@ def brought_up(settings: Settings | None = None, *, serve: bool = False) -> Iter
         wiring.database.upgrade()
         _ensure_reader(wiring)
         wiring.objects.ensure_bucket()
-        if serve:
-            local_stack(settings).up(tell, serve=True)
         # Prefect's own client reads this variable; it must be there before Prefect is imported.
         if wiring.endpoints.prefect_api_url is not None:
             os.environ.setdefault("PREFECT_API_URL", wiring.endpoints.prefect_api_url)

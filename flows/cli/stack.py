@@ -2,10 +2,16 @@
 
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
+from blend_core.errors import ConfigurationError
 from flows.cli.output import Json, print_json, print_line, tell
+
+if TYPE_CHECKING:
+    from flows.wiring import Wiring
+    from infra.supervisor import LocalStack
 
 
 def register(app: typer.Typer) -> None:
@@ -23,7 +29,11 @@ def up(
 
     Starts only what is missing; a service whose URL is in the environment is the user's own and left alone.
     Brings the tables up to date. Everything goes on running after the command; `blend down` stops it.
-    Submitted jobs run with the settings of this command's environment: after a change run it again.
+
+    Submitted and nightly jobs run with the settings of this command: its environment and, where that says
+    nothing, the file blend.env in the state folder, which holds lines such as
+    BLEND_NIGHTLY__JOB=/srv/night/tickets.yaml. After a change run it again; while a job runs there, a changed
+    setting is refused.
 
     \b
     Example:
@@ -32,12 +42,16 @@ def up(
     from flows.cli.services import brought_up, local_stack
     from flows.dates import utc_now
     from flows.nights import check_nightly, next_night
-    from flows.settings import load_settings
+    from flows.settings import load_settings, settings_file
 
-    nightly = load_settings().nightly
-    check_nightly(nightly)
-    with brought_up(serve=True) as wiring:
-        stack = local_stack(wiring.settings)
+    settings = load_settings()
+    nightly = settings.nightly
+    check_nightly(settings)
+    with brought_up(settings) as wiring:
+        stack = local_stack(settings)
+        _refuse_to_interrupt(wiring, stack)
+        ending = _tell_what_ends(wiring)
+        stack.up(tell, serve=True)
         services = stack.status()
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     next_at = next_night(nightly, utc_now())
@@ -49,6 +63,7 @@ def up(
                 ],
                 "prefect_ui_url": ui_url,
                 "nightly_job": None if nightly.job is None else str(nightly.job),
+                "nights_unscheduled": ending,
                 "next_night_at": None if next_at is None else next_at.isoformat(),
                 "home": str(stack.home),
             }
@@ -60,6 +75,41 @@ def up(
         print_line(f"Prefect pages: {ui_url}")
     print_line(_nightly_text(nightly.job, next_at))
     print_line(f"State folder: {stack.home} (BLEND_HOME; .blend in the current folder if unset)")
+    print_line(f"Settings: the environment, then {settings_file(stack.home)}")
+
+
+def _refuse_to_interrupt(wiring: "Wiring", stack: "LocalStack") -> None:
+    """Refuses where a job runs under the serving process that is about to be started anew."""
+    from flows.lease_holder import holder_pid
+    from storage.lost_runs import live_runs
+
+    holders = {holder_pid(run.details): run.job_id for run in live_runs(wiring.database)}
+    ended = stack.ended_by_up(pid for pid in holders if pid is not None)
+    if ended:
+        job_id = holders[ended[0]]
+        raise ConfigurationError(
+            f"Settings changed, and the serving process that is to be started anew runs job {job_id}. Wait "
+            f"for its end (`blend status {job_id}`) and run `blend up` again; or run `blend down` first, "
+            "which interrupts the job and keeps its results, then `blend up` and "
+            f"`blend submit --job-id {job_id}`.",
+            job_id=job_id,
+        )
+
+
+def _tell_what_ends(wiring: "Wiring") -> list[str]:
+    """Warns of nightly jobs that were scheduled and will not be any more; their names."""
+    from flows.nights import nights_that_end
+    from flows.settings import settings_file
+
+    names = nights_that_end(wiring)
+    job = wiring.settings.nightly.job
+    cause = "BLEND_NIGHTLY__JOB is not set" if job is None else f"BLEND_NIGHTLY__JOB is {job}"
+    for name in names:
+        tell(
+            f"warning: the nightly job {name!r} was scheduled and is not any more, since {cause}; to keep "
+            f"it, name its job file in {settings_file(wiring.settings.home)} and run `blend up` again."
+        )
+    return names
 
 
 def _nightly_text(job: Path | None, next_at: datetime | None) -> str:

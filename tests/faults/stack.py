@@ -120,7 +120,8 @@ def stack_under_test(told: Callable[[str], None]) -> Iterator[Stack]:
         settings = load_settings()
         local = local_stack(settings)
         try:
-            with brought_up(settings, serve=True) as wiring:
+            with brought_up(settings) as wiring:
+                local.up(told, serve=True)
                 yield Stack(home, admissions_file, local, wiring)
         finally:
             local.erase(told)

@@ -99,3 +99,10 @@ def test_what_it_started_in_another_session_ends_with_it(process: ServiceProcess
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_it_knows_what_it_started(process: ServiceProcess) -> None:
+    process.launch(SLEEP, environment={})
+    assert process.pid is not None
+    process.wait_until(lambda: process.has_started(process.pid or 0), timeout_s=20)
+    assert not process.has_started(os.getppid())
