@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flows.settings import Settings
     from storage.database import Database
     from storage.jobs import Job
+    from storage.lost_runs import LiveRun
     from storage.results import Counts
 
 NUM_RECENT_JOBS = 10
@@ -136,6 +137,7 @@ def _troubled_nights(database: "Database") -> list[dict[str, Any]]:
 def _status_of_one(job_id: str, *, json: bool) -> None:
     from flows.cli.services import connected
     from storage.jobs import get_job
+    from storage.lost_runs import live_run
     from storage.results import counts, job_metrics
     from storage.runs import latest_run_error
     from storage.suspects import engine_deaths
@@ -145,6 +147,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         tally = counts(wiring.database, job_id)
         metrics = job_metrics(wiring.database, job_id)
         deaths = engine_deaths(wiring.database, job_id)
+        live = None if job.status.is_end else live_run(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
     if json:
         print_json(
@@ -154,6 +157,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_error": run_error,
+                "held_by": None if live is None else _holder_json(live),
                 "engine_deaths": [death.as_json() for death in deaths],
             }
         )
@@ -164,6 +168,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "
         f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"
     )
+    if live is not None:
+        print_line(_holder_line(live))
     if metrics.tokens_per_s is not None:
         sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
@@ -181,6 +187,31 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         print_line(f"Continue it with: blend run --job-id {job.job_id}")
     for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):
         print_line(uri)
+
+
+def _holder_json(live: "LiveRun") -> dict[str, Any]:
+    from flows.lease_holder import holder_text, is_gone
+
+    return {
+        "run_id": live.run_id,
+        "process": holder_text(live.details),
+        "since": live.started_at.isoformat(),
+        "heartbeat_age_s": round(live.heartbeat_age_s, 1),
+        "is_gone": is_gone(live.details) or live.lease_left_s <= 0,
+    }
+
+
+def _holder_line(live: "LiveRun") -> str:
+    """Who runs a job and how old its last sign of life is; what to do where it is dead."""
+    from flows.lease_holder import holder_text, is_gone
+
+    holder, again = holder_text(live.details), f"`blend run --job-id {live.job_id}` continues it"
+    age = f"last sign of life {live.heartbeat_age_s:.0f} s ago"
+    if is_gone(live.details):
+        return f"Nothing runs it: {holder} is gone, {age}; {again}."
+    if live.lease_left_s <= 0:
+        return f"Nothing runs it: {holder} counts as dead, {age}; {again}."
+    return f"Run by {holder} since {live.started_at:%Y-%m-%d %H:%M:%S}, {age}"
 
 
 def _place_of_keys(settings: "Settings", home: "Path") -> str:

@@ -12,9 +12,11 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from flows.lease_holder import holder_details
 from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job
 from flows.wiring import Wiring
+from storage.runs import start_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
@@ -138,6 +140,33 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
     job_id = create_job(wiring, make_job(num_chats=2))
     cancel_job(wiring, job_id, SilentProgress())
     assert json.loads(blend("run", "--job-id", job_id, "--json", status=1).stdout)["status"] == "cancelled"
+
+
+def test_a_job_whose_process_was_killed_does_not_look_healthy(
+    blend: Blend, wiring: Wiring, make_job: Any
+) -> None:
+    def held_by(details: dict[str, str], job_id: str) -> tuple[dict[str, Any], str]:
+        start_run(wiring.database, job_id, engine="torch", policy="dfs", details=details, lease_s=600)
+        told: dict[str, Any] = json.loads(blend("status", job_id, "--json").stdout)["held_by"]
+        return told, blend("status", job_id).stdout
+
+    spec = make_job(num_chats=1)
+    waiting = create_job(wiring, spec)
+    assert json.loads(blend("status", waiting, "--json").stdout)["held_by"] is None
+
+    live, text = held_by(holder_details(), waiting)
+    assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])
+    assert f"Run by process {os.getpid()} on " in text
+    assert "last sign of life" in text
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    job_id = create_job(wiring, spec)
+    dead, text = held_by(holder_details() | {"holder_pid": str(ended.pid)}, job_id)
+    assert dead["is_gone"]
+    assert f"Nothing runs it: process {ended.pid} on " in text
+    assert "is gone, last sign of life" in text
+    assert f"`blend run --job-id {job_id}` continues it" in text
 
 
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
