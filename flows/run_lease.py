@@ -21,6 +21,7 @@ from flows.progress import Progress
 from flows.stopping import StopReason, StopSignal, thread_end_s
 from storage.database import Database
 from storage.job_status import JobStatus
+from storage.jobs import get_job
 from storage.lost_runs import LiveRun, live_run, mark_lost
 from storage.ownership import Run
 from storage.runs import RunStatus, finish_run, heartbeat, start_run
@@ -176,8 +177,13 @@ def held_job(db: Database, run: Run, stop: StopSignal) -> Iterator[None]:
         else:
             _write_off_in_time(db, run, message, thread_end_s(error))
         raise
-    status = RunStatus.SUCCEEDED if stop.reason is None else RunStatus.CANCELLED
-    through_outages(lambda: finish_run(db, run, status), stop, logger.warning)
+    through_outages(lambda: _end(db, run, stop), stop, logger.warning)
+
+
+def _end(db: Database, run: Run, stop: StopSignal) -> None:
+    """Ends a run that came to its end; one that was told to stop while it exported has done its work."""
+    is_done = stop.reason is None or get_job(db, run.job_id).status is JobStatus.COMPLETED
+    finish_run(db, run, RunStatus.SUCCEEDED if is_done else RunStatus.CANCELLED)
 
 
 def _write_off(db: Database, run: Run, status: RunStatus, message: str) -> None:

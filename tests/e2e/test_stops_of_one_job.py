@@ -61,6 +61,25 @@ def test_a_run_that_lost_its_job_completes_it_never(wiring: Wiring, job_ids: tup
     assert get_job(wiring.database, job_ids[0]).status == "validating"
 
 
+@pytest.mark.parametrize("reason", [StopReason.CANCELLED, StopReason.INTERRUPTED, StopReason.EXPIRED])
+def test_a_run_that_is_told_to_stop_while_it_exports_has_succeeded(
+    wiring: Wiring, job_ids: tuple[str, str], reason: StopReason
+) -> None:
+    stop = StopSignal()
+
+    class StoppedInExport(SilentProgress):
+        def stage_started(self, stage: str, detail: str) -> None:
+            if stage == "export":
+                stop.request(reason)
+
+    outcome = run_stages(wiring, job_ids[0], StoppedInExport(), stop, call)
+
+    assert outcome.status == "completed"
+    with wiring.database.connect() as connection:
+        statement = sa.text("SELECT status FROM run WHERE job_id = :id")
+        assert connection.execute(statement, {"id": job_ids[0]}).scalars().all() == ["succeeded"]
+
+
 def test_a_job_whose_sources_were_never_read_is_not_completed(
     wiring: Wiring, job_ids: tuple[str, str]
 ) -> None:
