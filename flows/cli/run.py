@@ -32,6 +32,7 @@ from flows.cli.output import Json, errors_about, print_json, print_line, tell
 
 if TYPE_CHECKING:
     from flows.job_outcome import JobOutcome
+    from storage.jobs import Job
 
 
 class OnSigterm(StrEnum):
@@ -117,6 +118,7 @@ def run(
         ids["job_id"] = job_id
         tell(f"job {job_id}")
         try:
+            ended_before = _told_end(get_job(wiring.database, job_id))
             reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
             with (
                 shown_progress(sys.stderr, time.monotonic) as progress,
@@ -127,7 +129,7 @@ def run(
             with suppress(BlendError):
                 ids["status"] = get_job(wiring.database, job_id).status.value
             raise
-    _print_outcome(outcome, json=json)
+    _print_outcome(outcome, ended_before=ended_before, json=json)
     if outcome.status != "completed" or outcome.write_back_error is not None:
         raise typer.Exit(1)
 
@@ -190,12 +192,24 @@ def submit(
         print_line(f"Follow it with `blend status {submitted.job_id}` or at {link}")
 
 
-def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
+def _told_end(job: "Job") -> bool:
+    """Whether a job has ended, so that there is nothing to run; tells it."""
+    if job.finished_at is None:
+        return False
+    tell(
+        f"Job {job.job_id} had ended before, {job.status} at {job.finished_at:%Y-%m-%d %H:%M:%S}: nothing is "
+        "run. For another run of its requests make a new job."
+    )
+    return True
+
+
+def _print_outcome(outcome: "JobOutcome", *, ended_before: bool, json: bool) -> None:
     if json:
         print_json(
             {
                 "job_id": outcome.job_id,
                 "status": outcome.status,
+                "had_ended_before": ended_before,
                 "total": outcome.total,
                 "succeeded": outcome.succeeded,
                 "errored": outcome.errored,
@@ -210,8 +224,13 @@ def _print_outcome(outcome: "JobOutcome", *, json: bool) -> None:
             }
         )
         return
+    how = (
+        f"had ended before, {outcome.status}"
+        if ended_before
+        else f"{outcome.status} in {outcome.duration_s:.1f} s"
+    )
     print_line(
-        f"Job {outcome.job_id} {outcome.status} in {outcome.duration_s:.1f} s: "
+        f"Job {outcome.job_id} {how}: "
         f"{outcome.succeeded:,} succeeded + {outcome.errored:,} errored + {outcome.expired:,} expired "
         f"+ {outcome.cancelled:,} cancelled = {outcome.total:,}"
     )

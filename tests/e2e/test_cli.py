@@ -100,6 +100,7 @@ def test_a_job_runs_from_a_file_and_is_read_back_with_prefect_down(
 
     again = json.loads(blend("run", "--job-id", job_id, "--json").stdout)
     assert again["succeeded"] == 5, "a job that has ended is left as it is"
+    assert (ran["had_ended_before"], again["had_ended_before"]) == (False, True)
 
     cancelled = json.loads(blend("cancel", job_id, "--json").stdout)
     assert cancelled["status"] == "completed", "an end state is never overwritten"
@@ -139,7 +140,10 @@ def test_a_failed_run_names_its_job_and_how_it_stands(blend: Blend, job_file: Pa
 def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=2))
     cancel_job(wiring, job_id, SilentProgress())
-    assert json.loads(blend("run", "--job-id", job_id, "--json", status=1).stdout)["status"] == "cancelled"
+    done = blend("run", "--job-id", job_id, "--json", status=1)
+    assert json.loads(done.stdout)["status"] == "cancelled"
+    assert f"Job {job_id} had ended before, cancelled at 2" in done.stderr
+    assert f"Job {job_id} had ended before, cancelled: 0" in blend("run", "--job-id", job_id, status=1).stdout
 
 
 def test_a_job_whose_process_was_killed_does_not_look_healthy(
