@@ -123,10 +123,12 @@ class _FlowRun:
         """Runs a job to its end, shows its report, and returns the state that it comes to."""
         self.logger.info("Job %s", job_id)
         progress = PrefectProgress(self.logger, time.monotonic)
-        outcome = run_stages(
-            self.wiring, job_id, progress, self.stop, _run_as_task, run_together=_run_as_tasks
-        )
-        progress.end()
+        try:
+            outcome = run_stages(
+                self.wiring, job_id, progress, self.stop, _run_as_task, run_together=_run_as_tasks
+            )
+        finally:
+            progress.end()
         if outcome.write_back_error is not None:
             self.logger.warning("Job %s: %s", job_id, _write_back_told(outcome))
         _show_report(self.wiring, job_id, self.logger)
@@ -185,9 +187,14 @@ def _catch_up(run: _FlowRun, job: BatchJobSpec, night: TroubledNight) -> None:
     try:
         job_id = night.job_id or run.asked(lambda: create_night(run.wiring, job, night.logical_date))[0]
         state = run.run(job_id)
-        run.logger.info("Caught up with night %s: %s", night.logical_date, state.message)
+        level = logging.INFO if state.is_completed() else logging.WARNING
+        run.logger.log(level, "Caught up with night %s: %s", night.logical_date, state.message)
     except BlendError as error:
         run.logger.error("Night %s could not be caught up with: %s", night.logical_date, error)
+    except Exception as error:
+        run.logger.exception(
+            "Night %s could not be caught up with: unexpected %s.", night.logical_date, type(error).__name__
+        )
 
 
 def _run_as_task(name: str, stage: Callable[[JobContext], str], context: JobContext) -> str:
