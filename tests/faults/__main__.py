@@ -3,8 +3,10 @@
     make test-faults
     PYTHONPATH=tests python -m faults --seed 7 --kills 50
 
-The last line of its output is one JSON object: kills, by_component, lost, duplicated, sum_holds, seed. The
-exit status is 0 only when all kills landed and nothing was lost, duplicated or counted wrongly.
+The last line of its output is one JSON object: kills, by_component, lost, duplicated, orphans (engine
+processes that outlived their flow run), unended (jobs without an end state or their output), sum_holds, seed.
+The exit status is 0 only when all kills landed, every job ended with its output, and nothing was lost,
+duplicated, left over or counted wrongly.
 """
 
 import argparse
@@ -79,6 +81,8 @@ def _end_job(stack, watch, job, executioner, outcome, tell) -> None:
     record = watch.record(job, executioner.snapshots, stack.admissions_file)
     findings = check(record)
     outcome.add(findings)
+    if not findings.has_ended:
+        tell(f"{job.job_id} has not ended with its output")
     for name in (*findings.lost, *findings.duplicated):
         tell(f"{job.job_id}: {name}: {findings.lost.get(name) or findings.duplicated[name]}")
     orphans = stack.orphaned_engines()

@@ -78,9 +78,16 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Everything that was read about one job after its end."""
+    """Everything that was read about one job after its end.
+
+    Attributes:
+        has_ended: whether its state is an end state; a job that hangs in its export has every result, too.
+        num_outputs: objects of answers and of errors that its row names.
+    """
 
     job_id: str
+    has_ended: bool
+    num_outputs: int
     items: Sequence[Item]
     requests: Sequence[RequestRow]
     results: Sequence[ResultRow]
@@ -99,15 +106,17 @@ class Findings:
         lost: by what was lost.
         duplicated: by what is there twice or was run twice.
         sum_holds: succeeded + errored + expired + cancelled = total, in the counters and in the rows.
+        has_ended: whether the job came to an end state with its output.
     """
 
     lost: Mapping[str, str] = field(default_factory=dict)
     duplicated: Mapping[str, str] = field(default_factory=dict)
     sum_holds: bool = True
+    has_ended: bool = True
 
     @property
     def is_clean(self) -> bool:
-        return not self.lost and not self.duplicated and self.sum_holds
+        return not self.lost and not self.duplicated and self.sum_holds and self.has_ended
 
 
 def check(job: JobRecord) -> Findings:
@@ -130,7 +139,8 @@ def check(job: JobRecord) -> Findings:
     num_answered = sum(row.run_id is not None for row in job.results)
     for extra in range(num_answered, job.num_finished_in_windows):
         duplicated[f"finish {extra}"] = "engines finished more requests than have an answer"
-    return Findings(lost, duplicated, sum_holds(job.counters, job.results))
+    has_ended = job.has_ended and (job.num_outputs > 0 or not job.requests)
+    return Findings(lost, duplicated, sum_holds(job.counters, job.results), has_ended)
 
 
 def sum_holds(counters: Mapping[str, int], results: Iterable[ResultRow]) -> bool:

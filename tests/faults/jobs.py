@@ -13,6 +13,7 @@ from faults.checks import Admission, ExportedLine, Item, JobRecord, RequestRow, 
 from flows.deployments import resubmit_job, submit_job
 from flows.job_spec import BatchJobSpec
 from flows.wiring import Wiring
+from storage.job_status import JobStatus
 
 STAGES = ("ingest", "plan", "infer", "export", "report")
 NUM_ROWS = 60
@@ -196,20 +197,23 @@ class Watch:
             "SELECT seq, status, run_id, finished_at::text FROM result WHERE job_id = %s", job
         )
         counters = self._rows(
-            "SELECT num_total, num_succeeded, num_errored, num_expired, num_cancelled, output_uri, error_uri"
-            " FROM batch_job WHERE job_id = %s",
+            "SELECT num_total, num_succeeded, num_errored, num_expired, num_cancelled, output_uri, error_uri,"
+            " status FROM batch_job WHERE job_id = %s",
             job,
         )[0]
         finished = self._rows(
             "SELECT coalesce(sum(num_finished), 0) FROM batch_metric WHERE job_id = %s", job
         )
+        uris = [uri for uri in counters[5:7] if uri is not None]
         names = ("total", "succeeded", "errored", "expired", "cancelled")
         return JobRecord(
             job_id=job.job_id,
+            has_ended=JobStatus(counters[7]).is_end,
+            num_outputs=len(uris),
             items=job.items,
             requests=[RequestRow(seq, Item(uri, line, custom_id)) for seq, uri, line, custom_id in requests],
             results=[ResultRow(*row) for row in results],
-            lines=[line for uri in counters[5:] if uri is not None for line in self._lines(uri)],
+            lines=[line for uri in uris for line in self._lines(uri)],
             counters=dict(zip(names, counters, strict=False)),
             snapshots=snapshots,
             admissions=_admissions(admissions_file, job.job_id),

@@ -21,6 +21,7 @@ class Outcome:
         num_lost: requests, results or lines that are missing.
         num_duplicated: those that are there twice, and requests that were run again.
         num_orphans: engine processes that outlived their flow run.
+        num_unended: jobs that came to no end state, or to one without their output.
         sum_holds: whether every job's counters add up.
     """
 
@@ -28,17 +29,20 @@ class Outcome:
     num_lost: int = 0
     num_duplicated: int = 0
     num_orphans: int = 0
+    num_unended: int = 0
     sum_holds: bool = True
 
     @property
     def is_clean(self) -> bool:
         """Whether every job so far ended as it must."""
-        return not self.num_lost and not self.num_duplicated and not self.num_orphans and self.sum_holds
+        faults = self.num_lost + self.num_duplicated + self.num_orphans + self.num_unended
+        return faults == 0 and self.sum_holds
 
     def add(self, findings: Findings) -> None:
         """Takes in what was found about a job."""
         self.num_lost += len(findings.lost)
         self.num_duplicated += len(findings.duplicated)
+        self.num_unended += not findings.has_ended
         self.sum_holds &= findings.sum_holds
 
     def as_json(self, seed: int) -> dict[str, Any]:
@@ -49,6 +53,8 @@ class Outcome:
             "by_component": {component: by_component[component] for component in COMPONENTS},
             "lost": self.num_lost,
             "duplicated": self.num_duplicated,
+            "orphans": self.num_orphans,
+            "unended": self.num_unended,
             "sum_holds": self.sum_holds,
             "seed": seed,
         }

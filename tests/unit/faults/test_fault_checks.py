@@ -29,6 +29,8 @@ def record() -> JobRecord:
     """A job that went well: two kills, in which three and then five results were there."""
     return JobRecord(
         job_id="job_x",
+        has_ended=True,
+        num_outputs=2,
         items=ITEMS,
         requests=REQUESTS,
         results=RESULTS,
@@ -46,6 +48,16 @@ def record() -> JobRecord:
 def test_a_job_that_went_well_is_clean(record: JobRecord) -> None:
     assert check(record) == Findings()
     assert check(record).is_clean
+
+
+@pytest.mark.parametrize("doctored", [{"has_ended": False}, {"num_outputs": 0}])
+def test_a_job_that_hangs_in_its_export_is_not_clean_though_nothing_is_lost(
+    record: JobRecord, doctored: dict[str, int]
+) -> None:
+    findings = check(replace(record, **doctored))  # type: ignore[arg-type]
+
+    assert (findings.lost, findings.duplicated, findings.has_ended) == ({}, {}, False)
+    assert not findings.is_clean
 
 
 def test_a_line_without_a_request_row_is_lost(record: JobRecord) -> None:

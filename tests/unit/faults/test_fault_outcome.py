@@ -42,14 +42,16 @@ def test_the_kills_of_a_job_follow_its_stages() -> None:
 
 
 def test_the_last_line_has_exactly_the_promised_fields() -> None:
-    outcome = Outcome(kills=[Kill("s3", "plan", 0, 10, 2.0)])
-    outcome.add(Findings(lost={"a": "", "b": ""}, duplicated={"c": ""}, sum_holds=False))
+    outcome = Outcome(kills=[Kill("s3", "plan", 0, 10, 2.0)], num_orphans=4)
+    outcome.add(Findings(lost={"a": "", "b": ""}, duplicated={"c": ""}, sum_holds=False, has_ended=False))
 
     assert outcome.as_json(7) == {
         "kills": 1,
         "by_component": {"engine": 0, "flow": 0, "prefect": 0, "s3": 1, "postgres": 0},
         "lost": 2,
         "duplicated": 1,
+        "orphans": 4,
+        "unended": 1,
         "sum_holds": False,
         "seed": 7,
     }
@@ -58,6 +60,13 @@ def test_the_last_line_has_exactly_the_promised_fields() -> None:
 
 def test_an_engine_that_outlived_its_flow_run_is_no_clean_outcome() -> None:
     assert not Outcome(num_orphans=1).is_clean
+
+
+def test_a_job_that_did_not_end_is_no_clean_outcome() -> None:
+    outcome = Outcome()
+    outcome.add(Findings(has_ended=False))
+
+    assert not outcome.is_clean
 
 
 def test_the_table_has_the_median_and_the_worst_time() -> None:
