@@ -111,13 +111,18 @@ class LengthDistribution:
         self._counts: list[float] = (
             [0.0] * len(LENGTH_GRID) if prior_counts is None else prior_counts.tolist()
         )
-        self.is_told = sum(self._counts) >= TOLD_ANSWERS
+        self.is_told = self.num_seen >= TOLD_ANSWERS
         self.survival: Floats = reached
         self.learn(np.zeros(len(LENGTH_GRID)))
 
     def observe(self, num_output_tokens: int) -> None:
         """Counts an answer that ended; `learn` makes use of it."""
         self._counts[bisect_right(GRID_POINTS, num_output_tokens) - 1] += 1.0
+
+    @property
+    def num_seen(self) -> float:
+        """Answers counted so far, those of earlier nights by their weight."""
+        return sum(self._counts)
 
     @property
     def counts(self) -> Floats:

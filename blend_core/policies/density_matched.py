@@ -5,6 +5,7 @@ from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
 from blend_core.plan import Plan
+from blend_core.policies.balance import balance_pays
 from blend_core.policies.base import FOR_EVER, LEFT, RIGHT, Admission, EngineLimits, EngineView, Side
 from blend_core.policies.in_flight import InFlight
 from blend_core.policies.ledger import DECODING, FINISHED, PREEMPTED, WAITING, Ledger
@@ -17,7 +18,8 @@ from blend_core.policies.request_kind import Work
 from blend_core.policies.waiting_sides import WaitingSides
 
 REFRESH_STEPS: Final = 128
-"""Steps after which sums that are kept up in between are made anew: rarely enough to cost nothing a step."""
+"""Steps after which sums that are kept up in between are made anew: rarely enough to cost nothing a step.
+There are more where more requests are in flight on the right side, since making them takes time with each."""
 
 FIRST_STEPS: Final = 16
 """Steps after which they are made for the first time: a run's first steps tell the most about it."""
@@ -25,9 +27,6 @@ FIRST_STEPS: Final = 16
 CHUNK_TOKENS: Final = 128
 """Prompt tokens that a step computes at least, if any: an engine takes nearly as long for fewer, and
 BlendServe §5.3 computes multiples of them."""
-
-REQUESTS_PER_STEP: Final = 4
-"""Sums hold a step for so many requests in flight on the right side: making them takes time with each."""
 
 LEARNING_GROWTH: Final = 0.02
 """Lengths are learned anew each time the run has become longer by this share."""
@@ -49,10 +48,10 @@ class DensityMatchedPolicy(QueuedPolicy):
     up.
 
     Where KV holds few requests, the room that this keeps for the left side may be worth more than what it
-    gains. Then requests start as soon as there is room, and a step computes all that it can. Where reading
-    the weights takes longer than computing what is left, or a step takes so long anyway that it hides all
-    reading, as on devices with little KV, KV ahead is not looked at: it is the number of steps that counts,
-    and one less is worth more than a preemption costs.
+    gains (`balance_pays`). Then requests start as soon as there is room, the right side's first, and a step
+    computes all that it can. Where what a step takes anyway is longer than computing what is left, or hides
+    all reading, as on devices with little KV, KV ahead is not looked at: it is the number of steps that
+    counts, and one less is worth more than a preemption costs.
 
     Lengths that are not known are learned from all requests of their kind, ended and running, in mid-run.
     Sampled requests come first on their side.
@@ -100,7 +99,7 @@ class DensityMatchedPolicy(QueuedPolicy):
                 self._times,
                 self._decode_kv_tokens,
                 ledger.num_tokens[RIGHT],
-                self._look_ahead.projection.peak_tokens,
+                self._look_ahead.projection.peak_up_to,
                 view.num_decoding,
             )
             if not self._rules.follows_kv:
@@ -119,7 +118,10 @@ class DensityMatchedPolicy(QueuedPolicy):
         ledger = self._ledger
         num_running = view.num_running
         num_blocks = view.num_free_blocks - num_running
-        right, left = self._look(), self._left_head()
+        right = self._look()
+        is_right_ready = right is not None and view.is_ready(ledger.seq[right])
+        # Where nothing is balanced two sides only push each other's prefixes out of KV.
+        left = None if is_right_ready and not self._balances else self._left_head()
         left_waits = (
             left is not None and self._left_turn.is_due_soon(left) and view.is_ready(ledger.seq[left])
         )
@@ -128,11 +130,9 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._held_up = left
         # KV that the left side waits for is not given to the right side, which could fill it for ever, nor
         # once it is there.
-        may_start_right = not left_waits or (left_fits and left != self._held_up)
-        if right is not None and may_start_right and self._is_below_limit(right):
-            seq = ledger.seq[right]
-            if view.is_ready(seq) and self._fits(view, right, num_blocks):
-                return Admission(seq, RIGHT)
+        may_start_right = is_right_ready and (not left_waits or (left_fits and left != self._held_up))
+        if right is not None and may_start_right and self._has_room_now(view, right, num_blocks):
+            return Admission(ledger.seq[right], RIGHT)
         if left is not None and left_fits and self._left_turn.is_due(left):
             return Admission(ledger.seq[left], LEFT)
         if num_running == 0:
@@ -241,9 +241,8 @@ class DensityMatchedPolicy(QueuedPolicy):
             self._learn_at = clock + _interval(clock, int(LEARNING_GROWTH * clock))
         running = running_work(tuple(self._in_flight.right_side()))
         left_head, longest = self._left_head(), self._sides.longest()
-        left = self._sides.work(LEFT)
         self._pace = Pace.of(
-            left,
+            self._sides.work(LEFT),
             self._sides.work(RIGHT),
             running,
             self._limits,
@@ -252,20 +251,13 @@ class DensityMatchedPolicy(QueuedPolicy):
             left_head=None if left_head is None else self._sides.kind(left_head).work(),
             left_output_tokens=0.0 if left_head is None else self._sides.expected_tokens(left_head),
         )
-        self._balances = self._balance_pays(left_head, left)
+        self._balances = left_head is not None and self._balance_pays(running)
         looks_ahead = not self._pace.is_step_bound and self._pace.hidden_share > 0.0
         self._look_ahead.renew(running, balances=self._balances, looks_ahead=looks_ahead)
-        self._refresh_at = clock + _interval(clock, ledger.num_running[RIGHT] // REQUESTS_PER_STEP)
+        self._refresh_at = clock + _interval(clock, ledger.num_running[RIGHT])
 
-    def _balance_pays(self, left_head: int | None, left: Work) -> bool:
-        """Whether compute and KV reading hide more of one another than the room takes that this needs."""
-        return left_head is not None and self._pace.hidden_share > self._room_share(left)
-
-    def _room_share(self, left: Work) -> float:
-        """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its
-        way in, chunk by chunk, and room is kept for another."""
-        num_prompt_tokens = left.num_prefill_tokens / max(1, self._sides.num_waiting(LEFT))
-        return max(2.0 * num_prompt_tokens / self._capacity_tokens, 1.0 / self._limits.max_num_seqs)
+    def _balance_pays(self, running: RunningWork) -> bool:
+        return balance_pays(self._pace, self._sides, self._ledger, running, self._limits)
 
     def _right_limit(self, view: EngineView, left: int | None) -> float:
         """KV tokens that the right side may come to in this step."""
@@ -311,11 +303,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         lead = self._sides.first_lead(RIGHT)
         return lead if lead is not None else self._sides.longest()
 
-    def _is_below_limit(self, slot: int) -> bool:
-        """Whether KV has room now: it was looked at ahead when the candidate was found, which may be a while
-        ago."""
+    def _has_room_now(self, view: EngineView, slot: int, num_blocks: int) -> bool:
+        """Whether KV has room for a right request: it was looked at ahead when it was found, which may be a
+        while ago."""
         num_tokens = self._ledger.num_tokens[RIGHT] + self._ledger.num_own_tokens(slot)
-        return num_tokens <= self._right_limit_tokens
+        return num_tokens <= self._right_limit_tokens and self._fits(view, slot, num_blocks)
 
     def _soonest(self) -> Iterator[int]:
         ledger = self._ledger

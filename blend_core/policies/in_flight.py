@@ -1,6 +1,6 @@
 """Requests that have begun, kind by kind: what they have still to do, and what they tell of lengths."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 
 import numpy as np
@@ -60,18 +60,18 @@ class InFlight:
         """Estimates lengths of every kind from answers that ended, and from those that run if they count."""
         learn_lengths(
             [
-                (kind.lengths, length_counts(self._output_tokens(kind) if counts_running else ()))
-                for kind in self._sides.kinds()
-                if kind.lengths is not None
+                (lengths, length_counts(self._output_tokens(kinds) if counts_running else ()))
+                for lengths, kinds in self._sides.learning_kinds()
             ]
         )
 
-    def _output_tokens(self, kind: RequestKind) -> npt.NDArray[np.float64]:
-        """What a kind's requests that have begun and go on have by now."""
+    def _output_tokens(self, kinds: Collection[RequestKind]) -> npt.NDArray[np.float64]:
+        """What the requests of kinds that have begun and go on have by now."""
         preempted = chain.from_iterable(self._ledger.preempted.values())
+        in_flight = chain.from_iterable(kind.in_flight.values() for kind in kinds)
         return self._ledger.output_tokens_so_far(
             [
-                *chain.from_iterable(kind.in_flight.values()),
-                *(slot for slot in preempted if self._sides.kind(slot) is kind),
+                *chain.from_iterable(in_flight),
+                *(slot for slot in preempted if self._sides.kind(slot) in kinds),
             ]
         )

@@ -75,6 +75,8 @@ class KvProjection:
         "_looked_at",
         "_mean",
         "_num_steps",
+        "_peak_bin",
+        "_peak_tokens",
         "_since",
         "_spread",
         "_variance",
@@ -93,6 +95,7 @@ class KvProjection:
         self._mean, self._variance, self._since, self._deviations = mean, variance, clock, deviations
         self._spread = 1.0 + max(0.0, deviations) / 2.0
         self._num_steps = self._first_bin = 0
+        self._peak_bin, self._peak_tokens = -1, 0.0
         self._ahead: dict[int, Floats] = {}
         self._joined: dict[tuple[int, int], _Joined] = {}
         self._looked_at: _Looked | None = None
@@ -120,10 +123,14 @@ class KvProjection:
         self._sum_up_joined()
         return self._variance
 
-    @property
-    def peak_tokens(self) -> float:
-        """The most that is expected to be held from now on."""
-        return float(self.mean[self._first_bin :].max())
+    def peak_up_to(self, enough_tokens: float) -> float:
+        """Returns the most that is expected to be held from now on, or `enough_tokens` where it is more."""
+        # What was the peak stays one while it is ahead: requests only join.
+        if self._peak_bin < self._first_bin or self._peak_tokens < enough_tokens:
+            ahead = self.mean[self._first_bin :]
+            place = int(ahead.argmax())
+            self._peak_bin, self._peak_tokens = self._first_bin + place, float(ahead[place])
+        return min(self._peak_tokens, enough_tokens)
 
     def alive(self, lengths: LengthDistribution | None, num_output_tokens: int, left: float) -> Floats:
         """Returns the probability that a request runs on, bin by bin from now on, as far as it counts.

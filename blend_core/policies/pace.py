@@ -1,7 +1,7 @@
 """How much of what is left a step should do, so that compute and KV reading keep the proportion of the
 whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -117,8 +117,8 @@ class Pace:
         full_share: share of the steps that it takes if each computes all that it may.
         hidden_share: share of the time, all of it at most, that compute and KV reading hide of one another if
             every step has both in proportion, beyond what each step hides anyway: what balancing can gain.
-        is_step_bound: reading the weights takes longer than computing what is left, so that the time taken is
-            that of so many steps, and KV that nobody uses makes more of them.
+        is_step_bound: what steps take whatever they compute is longer than what their tokens add, so that the
+            time taken is that of so many steps, and KV that nobody uses makes more of them.
     """
 
     num_steps: float
@@ -190,7 +190,7 @@ class Pace:
             left_kv_tokens=left_kv_tokens,
             full_share=num_full_steps / num_steps,
             hidden_share=hidden_s / max(compute_s + read_s, 1e-30),
-            is_step_bound=weight_read_s > fixed_s + token_s,
+            is_step_bound=least_s > token_s,
         )
 
     def prefill_tokens(
@@ -198,7 +198,7 @@ class Pace:
         times: StepTimeModel,
         decode_kv_tokens: float,
         right_kv_tokens: float,
-        right_peak_tokens: float,
+        peak_up_to: Callable[[float], float],
         num_decoding: int,
     ) -> tuple[float, float]:
         """Returns the prompt tokens of a step, and the share of its KV reading that is reached, 1 at most.
@@ -213,12 +213,15 @@ class Pace:
             times: of the device.
             decode_kv_tokens: KV tokens that decoding reads now.
             right_kv_tokens: KV tokens that the right side holds now.
-            right_peak_tokens: the most that the right side's requests in flight are expected to hold.
+            peak_up_to: tells the most that the right side's requests in flight are expected to hold, or what
+                it is given where they come to more. Asked only where it decides.
             num_decoding: requests that decode.
         """
-        to_come = decode_kv_tokens + max(0.0, right_peak_tokens - right_kv_tokens)
-        even = max(1.0, min(self.decode_kv_tokens_per_step, to_come))
-        share = decode_kv_tokens / even
+        even = self.decode_kv_tokens_per_step
+        if decode_kv_tokens < even:
+            peak_tokens = peak_up_to(even - decode_kv_tokens + right_kv_tokens)
+            even = min(even, decode_kv_tokens + max(0.0, peak_tokens - right_kv_tokens))
+        share = decode_kv_tokens / max(1.0, even)
         fixed_tokens = times.gemm_fixed_s / times.gemm_s_per_token
         free_tokens = times.weight_read_s / times.gemm_s_per_token - fixed_tokens - num_decoding
         even_tokens = self.prefill_tokens_per_step * share - fixed_tokens * (1.0 - share)

@@ -46,15 +46,16 @@ class Work:
 
 
 class RequestKind:
-    """Waiting requests whose answers are alike, or those of one side whose lengths are known.
+    """Waiting requests of one side whose answers are alike, or whose lengths are known.
 
     Sums are kept so that a request joins or leaves in constant time, and a new distribution of lengths counts
     for all of them at once.
 
     Attributes:
         lengths: of the answers; None for requests with lengths of their own.
-        side: the side that the kind is taken from.
+        side: the side that they are taken from.
         num_waiting: requests that were never admitted.
+        num_prompt_tokens: of their prompts, shared ones included.
         in_flight: slots in flight, by the side that they were admitted on.
     """
 
@@ -62,11 +63,11 @@ class RequestKind:
         "_known_held",
         "_known_output",
         "_known_read",
-        "_num_prompt_tokens",
         "_prefill_tokens",
         "_prefill_tokens_sq",
         "in_flight",
         "lengths",
+        "num_prompt_tokens",
         "num_waiting",
         "side",
     )
@@ -80,14 +81,14 @@ class RequestKind:
     def clear(self) -> None:
         """None waits."""
         self.num_waiting = 0
-        self._num_prompt_tokens = self._prefill_tokens = self._prefill_tokens_sq = 0.0
+        self.num_prompt_tokens = self._prefill_tokens = self._prefill_tokens_sq = 0.0
         self._known_output = self._known_read = self._known_held = 0.0
 
     def count(self, sign: int, num_prompt_tokens: int, num_shared_tokens: int, output_tokens: float) -> None:
         """Adds (`sign` 1) or takes away (-1) a request; `output_tokens` matters where lengths are known."""
         num_unshared = num_prompt_tokens - num_shared_tokens
         self.num_waiting += sign
-        self._num_prompt_tokens += sign * num_prompt_tokens
+        self.num_prompt_tokens += sign * num_prompt_tokens
         self._prefill_tokens += sign * num_unshared
         self._prefill_tokens_sq += sign * num_unshared * (num_prompt_tokens + num_shared_tokens)
         if self.lengths is None:
@@ -112,7 +113,7 @@ class RequestKind:
             self._prefill_tokens,
             self._prefill_tokens_sq,
             self.num_waiting * lengths.mean,
-            self._num_prompt_tokens * lengths.mean + growth,
+            self.num_prompt_tokens * lengths.mean + growth,
             self._prefill_tokens * lengths.mean + growth,
         )
 
@@ -125,14 +126,17 @@ def total_work(kinds: Iterable[RequestKind]) -> Work:
     return total
 
 
-def request_density(
-    times: StepTimeModel, num_prompt_tokens: int, num_shared_tokens: int, output_tokens: float
-) -> float:
-    """Returns `Work.density` of one request of known length."""
+def request_work(
+    num_prompt_tokens: int, num_shared_tokens: int, output_tokens: float, output_tokens_sq: float
+) -> Work:
+    """Returns the work of one request by the mean and the second moment of its answer's length."""
     # Not by way of a kind: this is asked of every request when sides are sorted.
+    num_unshared = num_prompt_tokens - num_shared_tokens
+    growth = output_tokens_sq / 2.0
     return Work(
-        num_prefill_tokens=num_prompt_tokens - num_shared_tokens,
+        num_prefill_tokens=num_unshared,
         prefill_tokens_sq=num_prompt_tokens**2 - num_shared_tokens**2,
         num_output_tokens=output_tokens,
-        decode_kv_tokens=num_prompt_tokens * output_tokens + output_tokens**2 / 2.0,
-    ).density(times)
+        decode_kv_tokens=num_prompt_tokens * output_tokens + growth,
+        held_kv_tokens=num_unshared * output_tokens + growth,
+    )

@@ -1,20 +1,21 @@
 """What waits, in two sides by compute density: kinds of requests, their lengths, and who comes next."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from blend_core.length_distribution import LENGTH_GRID, LengthDistribution
+from blend_core.length_distribution import LENGTH_GRID, TOLD_ANSWERS, LengthDistribution
 from blend_core.performance import StepTimeModel
 from blend_core.plan import LengthGroup, Plan
 from blend_core.policies.base import LEFT, RIGHT, Side
+from blend_core.policies.bundles import NO_BUNDLE, Bundles, bundles_of
 from blend_core.policies.ledger import WAITING, Ledger
 from blend_core.policies.long_first import LongFirst
-from blend_core.policies.request_kind import RequestKind, Work, request_density, total_work
+from blend_core.policies.request_kind import RequestKind, Work, request_work, total_work
 
 SIDE_HYSTERESIS: Final = 1.25
 """A kind changes sides when its density has passed that of all by this factor: what is near may be on
@@ -25,11 +26,29 @@ EVEN_SHARE: Final = 1e-9
 looked after."""
 
 
+class SplitKind:
+    """Requests whose answers are alike, and which of them are on which side.
+
+    Attributes:
+        parts: the kind's requests by the side that they are on; both learn the same lengths.
+        side: the side that the kind's requests are on, but for those that belong to a bundle.
+    """
+
+    __slots__ = ("parts", "side")
+
+    def __init__(self, lengths: LengthDistribution | None) -> None:
+        """`lengths` is None for requests with lengths of their own."""
+        self.parts = {side: RequestKind(lengths, side) for side in Side}
+        self.side = LEFT
+
+
 class WaitingSides:
     """The requests of a plan that were never admitted, sorted into a left and a right side.
 
     On the right are those whose density is below that of all that waits. A kind whose lengths are learned in
-    mid-run may change sides; `sort` puts it there. Preempted requests are the ledger's.
+    mid-run may change sides; `sort` puts it there. A bundle, requests that share a prefix which is dear to
+    compute twice, is on one side with all its requests, whatever their kinds, and stays there while one of
+    them runs. Preempted requests are the ledger's.
 
     Attributes:
         left: waiting slots of the left side in planned order, as of the last `sort`; leads left out.
@@ -37,6 +56,7 @@ class WaitingSides:
     """
 
     __slots__ = (
+        "_bundles",
         "_is_alone",
         "_kind",
         "_kinds",
@@ -44,6 +64,7 @@ class WaitingSides:
         "_leads",
         "_ledger",
         "_long_first",
+        "_part",
         "_planned",
         "_rho",
         "_times",
@@ -55,10 +76,12 @@ class WaitingSides:
         """Begins empty; `ledger` is the policy's, only looked at."""
         self._ledger = ledger
         self._times = times
-        self._kinds: list[RequestKind] = []
-        self._known = {side: RequestKind(None, side) for side in Side}
-        self._kind: list[RequestKind] = []
+        self._known = SplitKind(None)
+        self._kinds: list[SplitKind] = []
+        self._kind: list[SplitKind] = []
+        self._part: list[RequestKind] = []
         self._is_alone: list[bool] = []
+        self._bundles = Bundles([])
         self._planned: list[int] = []
         self._leads: dict[Side, deque[int]] = {side: deque() for side in Side}
         self._rho = 0.0
@@ -71,10 +94,10 @@ class WaitingSides:
         self._times = plan.step_times
         is_first = not self._kind
         self._take_kinds(plan)
-        leads = set(plan.seq[plan.lead].tolist())
+        slots = [self._ledger.slot_of[seq] for seq in plan.seq.tolist()]
+        self._bundles = Bundles([slots[places.start : places.stop] for places in bundles_of(plan)])
         self._planned = waiting
-        seq = self._ledger.seq
-        self._leads = {LEFT: deque(slot for slot in waiting if seq[slot] in leads), RIGHT: deque()}
+        self._leads = {LEFT: deque(self._led(plan, waiting)), RIGHT: deque()}
         self.sort(first_time=is_first)
 
     def sort(self, *, first_time: bool = False) -> None:
@@ -82,39 +105,32 @@ class WaitingSides:
 
         Kinds stay on their side near the density of all, but not the `first_time`.
         """
-        ledger = self._ledger
-        phase = ledger.phase
+        phase, part = self._ledger.phase, self._part
         self._planned = waiting = self.unstarted()
         self.num_sorted = len(waiting)
         for kind in self.kinds():
             kind.clear()
-        known: list[int] = []
+        # On any side, until the density of all is known.
         for slot in waiting:
-            if self._kind[slot].lengths is None:
-                # Any side, until the density of all is known.
-                self._kind[slot] = self._known[LEFT]
-                known.append(slot)
             self._count(slot, 1)
         self._rho = total_work(self.kinds()).density(self._times)
-        for kind in self._kinds:
-            kind.side = self._side_of(kind, 1.0 if first_time else SIDE_HYSTERESIS)
-        for slot in known:
-            prompt, shared = ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot]
-            density = request_density(self._times, prompt, shared, ledger.output_tokens[slot])
-            if density <= self._rho * (1.0 + EVEN_SHARE):
+        for both in self._kinds:
+            both.side = self._side_of(both, 1.0 if first_time else SIDE_HYSTERESIS)
+        self._bundles.sort(self._ledger, self._side_of_bundle)
+        for slot in waiting:
+            side = self._side_of_slot(slot)
+            if part[slot].side is not side:
                 self._count(slot, -1)
-                self._kind[slot] = self._known[RIGHT]
+                part[slot] = self._kind[slot].parts[side]
                 self._count(slot, 1)
         sampled = [slot for side in Side for slot in self._leads[side] if phase[slot] is WAITING]
         self._leads = {side: deque() for side in Side}
         for slot in sampled:
-            self._leads[self._kind[slot].side].append(slot)
+            self._leads[part[slot].side].append(slot)
         is_lead = set(sampled)
         rest = [slot for slot in waiting if slot not in is_lead]
-        self.left = [slot for slot in rest if self._kind[slot].side is LEFT]
-        self._long_first = self._right_side(
-            [slot for slot in reversed(rest) if self._kind[slot].side is RIGHT]
-        )
+        self.left = [slot for slot in rest if part[slot].side is LEFT]
+        self._long_first = self._right_side([slot for slot in reversed(rest) if part[slot].side is RIGHT])
 
     @property
     def is_out_of_order(self) -> bool:
@@ -134,21 +150,37 @@ class WaitingSides:
         """What waits on a side."""
         return total_work(kind for kind in self.kinds() if kind.side is side)
 
-    def num_waiting(self, side: Side) -> int:
-        """Requests that wait on a side and were never admitted."""
-        return sum(kind.num_waiting for kind in self.kinds() if kind.side is side)
+    def mean_prompt_tokens(self, side: Side) -> float:
+        """Prompt tokens of a request that waits on a side, those that it shares included; 0 where none is."""
+        parts = [kind for kind in self.kinds() if kind.side is side]
+        return sum(kind.num_prompt_tokens for kind in parts) / max(1, sum(kind.num_waiting for kind in parts))
 
     def kinds(self) -> Iterator[RequestKind]:
-        """All kinds, and those of known lengths."""
-        return chain(self._kinds, self._known.values())
+        """All kinds, and those of known lengths, by the side that they are on."""
+        return chain.from_iterable(both.parts.values() for both in (*self._kinds, self._known))
+
+    @property
+    def has_unseen_lengths(self) -> bool:
+        """Whether a kind waits of which few answers have been seen."""
+        return any(
+            lengths.num_seen < TOLD_ANSWERS and any(part.num_waiting for part in parts)
+            for lengths, parts in self.learning_kinds()
+        )
+
+    def learning_kinds(self) -> Iterator[tuple[LengthDistribution, Collection[RequestKind]]]:
+        """What is learned about lengths, and those whose answers tell of it."""
+        for both in self._kinds:
+            lengths = both.parts[LEFT].lengths
+            assert lengths is not None, "known lengths are none of these kinds"
+            yield lengths, both.parts.values()
 
     def kind(self, slot: int) -> RequestKind:
-        """The kind of a request."""
-        return self._kind[slot]
+        """The kind of a request, on the side that it is on."""
+        return self._part[slot]
 
     def expected_tokens(self, slot: int) -> float:
         """Expected length of a request's answer."""
-        lengths = self._kind[slot].lengths
+        lengths = self._part[slot].lengths
         return self._ledger.output_tokens[slot] if lengths is None else lengths.mean
 
     def first_lead(self, side: Side) -> int | None:
@@ -178,12 +210,12 @@ class WaitingSides:
         """Gives every request its kind; one that has a kind keeps it, since its kind has learned things."""
         ledger = self._ledger
         groups = [
-            RequestKind(LengthDistribution(group.max_tokens, _counts(group)), LEFT)
-            for group in plan.length_groups
+            SplitKind(LengthDistribution(group.max_tokens, _counts(group))) for group in plan.length_groups
         ]
         first_new = len(self._kind)
         num_new = len(ledger.seq) - first_new
-        self._kind.extend([self._known[LEFT]] * num_new)
+        self._kind.extend([self._known] * num_new)
+        self._part.extend([self._known.parts[LEFT]] * num_new)
         self._is_alone.extend([True] * num_new)
         shares_before = (plan.num_shared_tokens > 0).tolist()
         shares_behind = [*shares_before[1:], False][: len(shares_before)]
@@ -194,12 +226,21 @@ class WaitingSides:
             self._is_alone[slot] = not (is_shared or is_shared_on)
             if slot >= first_new and group >= 0:
                 self._kind[slot] = groups[group]
+                self._part[slot] = groups[group].parts[LEFT]
                 used.add(group)
         self._kinds.extend(groups[group] for group in sorted(used))
 
+    def _led(self, plan: Plan, waiting: list[int]) -> Iterator[int]:
+        """Sampled requests, and all that are of one bundle with them behind them."""
+        bundle_of = self._bundles.number_of
+        sampled = {self._ledger.slot_of[seq] for seq in plan.seq[plan.lead].tolist()}
+        led = set(map(bundle_of, sampled)) - {NO_BUNDLE}
+        yield from (slot for slot in waiting if slot in sampled and bundle_of(slot) == NO_BUNDLE)
+        yield from (slot for slot in waiting if bundle_of(slot) in led)
+
     def _count(self, slot: int, sign: int) -> None:
         ledger = self._ledger
-        self._kind[slot].count(
+        self._part[slot].count(
             sign,
             ledger.num_prompt_tokens[slot],
             ledger.num_shared_tokens[slot],
@@ -210,18 +251,45 @@ class WaitingSides:
         ledger = self._ledger
         return LongFirst(
             planned,
-            kind_of=lambda slot: self._kind[slot],
+            lengths_of=lambda slot: self._part[slot].lengths,
             is_alone=lambda slot: self._is_alone[slot],
+            bundle_of=self._bundles.number_of,
             output_tokens=lambda slot: ledger.output_tokens[slot],
             is_waiting=lambda slot: ledger.phase[slot] is WAITING,
         )
 
-    def _side_of(self, kind: RequestKind, hysteresis: float) -> Side:
+    def _side_of_bundle(self, slots: list[int], side: Side | None) -> Side:
+        """The side of requests together; near the density of all they stay where they are."""
+        work = Work()
+        for slot in slots:
+            work.add(self._work_of(slot))
+        return self._side_at(work, side or LEFT, 1.0 if side is None else SIDE_HYSTERESIS)
+
+    def _side_of_slot(self, slot: int) -> Side:
+        """The side that a waiting request belongs to, once kinds and bundles have theirs."""
+        side = self._bundles.side_of(slot)
+        if side is not None:
+            return side
+        kind = self._kind[slot]
+        return self._side_at(self._work_of(slot), LEFT, 1.0) if kind is self._known else kind.side
+
+    def _work_of(self, slot: int) -> Work:
+        ledger, lengths = self._ledger, self._part[slot].lengths
+        output_tokens = ledger.output_tokens[slot] if lengths is None else lengths.mean
+        output_tokens_sq = output_tokens**2 if lengths is None else lengths.second_moment
+        return request_work(
+            ledger.num_prompt_tokens[slot], ledger.num_shared_tokens[slot], output_tokens, output_tokens_sq
+        )
+
+    def _side_of(self, kind: SplitKind, hysteresis: float) -> Side:
         """The side that a kind belongs to; near the density of all it stays where it is."""
-        if kind.num_waiting == 0:
+        if not any(part.num_waiting for part in kind.parts.values()):
             return kind.side
-        density = kind.work().density(self._times)
-        if kind.side is LEFT:
+        return self._side_at(total_work(kind.parts.values()), kind.side, hysteresis)
+
+    def _side_at(self, work: Work, side: Side, hysteresis: float) -> Side:
+        density = work.density(self._times)
+        if side is LEFT:
             return RIGHT if density * hysteresis <= self._rho * (1.0 + EVEN_SHARE) else LEFT
         return LEFT if density > hysteresis * self._rho else RIGHT
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits, Side
 from blend_core.policies.density_matched import ALL_RULES, DensityMatchedPolicy
-from blend_core.policies.request_kind import Work
+from blend_core.policies.pace import RunningWork
 
 
 class DfsAheadPolicy(DensityMatchedPolicy):
@@ -29,7 +29,7 @@ class DfsAheadPolicy(DensityMatchedPolicy):
         self._sides.sort()
         self._start_over()
 
-    def _balance_pays(self, left_head: int | None, left: Work) -> bool:
+    def _balance_pays(self, running: RunningWork) -> bool:
         # The rule is measured as the whole policy has it here, with KV kept free for long answers.
         return True
 

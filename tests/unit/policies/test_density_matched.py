@@ -52,7 +52,7 @@ def test_room_is_kept_for_the_left_side(make_plan, view):
 
 
 def test_the_right_side_waits_while_the_left_waits_for_kv(make_plan, view):
-    desk = desk_of(make_plan, view, [*dense(50), *long([480] * 30)])
+    desk = desk_of(make_plan, view, [*dense(300), *long([480] * 30)])
     policy = desk.policy
     policy.begin_step(view)
     assert policy.next_request(view) == Admission(1_000, Side.RIGHT)
@@ -112,14 +112,14 @@ def test_a_chunk_is_no_larger_than_a_step(make_plan, view):
 
 
 def test_room_is_kept_for_what_the_next_prompt_of_the_left_side_does_not_find(make_plan, view):
-    requests = [*dense(20, prompt=800), *long((200,) * 20, prompt=50)]
+    requests = [*dense(200), *long((200,) * 20, prompt=50)]
     limits = []
-    for num_held_blocks in (0, 175):
-        desk = desk_of(make_plan, view, requests, shared=[*[700] * 20, *[0] * 20])
-        view.held = dict.fromkeys(range(20), num_held_blocks)
+    for num_held_blocks in (0, 75):
+        desk = desk_of(make_plan, view, requests, shared=[*[300] * 200, *[0] * 20])
+        view.held = dict.fromkeys(range(200), num_held_blocks)
         desk.policy.begin_step(view)
         limits.append(desk.policy._right_limit_tokens)
-    assert limits[1] - limits[0] == 700
+    assert limits[1] - limits[0] == 300
 
 
 def test_with_nothing_to_decode_a_step_computes_a_chunk_at_least(make_plan, view):
@@ -223,8 +223,8 @@ def test_a_run_without_one_of_its_ideas_is_another_run(make_plan, view, idea):
 
 def test_where_reading_weights_binds_kv_is_filled_without_a_look_ahead(make_plan, view):
     num_started = []
-    for weight_read_s in (1e-3, 1e-1):
-        times = StepTimeModel(1e-3, 1e-5, weight_read_s, 1e-9, 1e-6, 0.15)
+    for weight_read_s in (1e-5, 1e-1):
+        times = StepTimeModel(1e-5, 1e-5, weight_read_s, 1e-9, 1e-6, 0.15)
         requests = [*dense(100), *long([480] * 60, prompt=100)]
         desk = desk_of(make_plan, type(view)(), requests, step_times=times)
         num_started.append(len(desk.step(2).of(Side.RIGHT)))

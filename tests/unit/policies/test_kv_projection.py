@@ -55,7 +55,7 @@ def test_known_lengths_are_bounded_from_above_within_a_bin(running, pauses):
             growth = len(alive) * (end - start)
             assert projection.mean[place] <= held_at(alive, start) + growth + 1e-6
     now = int(np.searchsorted(LENGTH_GRID, clock, side="right")) - 1
-    assert projection.peak_tokens == projection.mean[now:].max()
+    assert projection.peak_up_to(inf) == projection.mean[now:].max()
 
 
 @pytest.mark.parametrize("clock", [0, 100])
@@ -108,10 +108,27 @@ def test_sums_made_anew_begin_where_they_were_made():
     projection.advance(70)
     join(projection, 500, 100)
     projection.replace(130, 4_000.0 * (LENGTH_GRID < 100), NOTHING, 0.0)
-    assert projection.peak_tokens == 4_000
+    assert projection.peak_up_to(inf) == 4_000
     projection.advance(260)
-    assert projection.peak_tokens == 0
+    assert projection.peak_up_to(inf) == 0
     assert projection.longest_fit(10, 9) == 0
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 900), st.integers(0, 90)), max_size=30),
+    st.lists(st.integers(0, 3_000), min_size=30, max_size=30),
+)
+def test_the_peak_is_that_of_all_that_joined_whenever_it_is_asked_for(running, enough):
+    projection, clock = KvProjection(), 0
+    for (held, left, pause), enough_tokens in zip(running, enough, strict=False):
+        clock += pause
+        projection.advance(clock)
+        before = projection.peak_up_to(enough_tokens)
+        join(projection, held, left)
+        told = projection.peak_up_to(enough_tokens)
+        now = int(np.searchsorted(LENGTH_GRID, clock, side="right")) - 1
+        assert before <= told == min(enough_tokens, projection.mean[now:].max())
 
 
 def test_the_one_looked_at_last_joins_as_if_it_had_been_added():
@@ -140,7 +157,7 @@ def test_a_request_that_ends_before_the_peak_fits_where_a_longer_one_does_not():
     projection = KvProjection()
     for _ in range(10):
         join(projection, 100, 1_000)
-    limit = projection.peak_tokens + 20
+    limit = projection.peak_up_to(inf) + 20
     assert not fits(projection, 100, 1_000, limit)
     assert fits(projection, 100, 500, limit)
     longest = projection.longest_fit(100, limit)
@@ -163,7 +180,7 @@ def test_an_uncertain_request_takes_so_many_deviations_more_than_is_expected(dev
 
 def test_an_empty_engine_fits_all_that_the_limit_allows():
     projection = KvProjection()
-    assert projection.peak_tokens == 0
+    assert projection.peak_up_to(inf) == 0
     assert projection.longest_fit(10, inf) == inf
     assert projection.longest_fit(100, 50) == 0
     assert fits(projection, 100, 64, 100 + 64)

@@ -6,21 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blend_core.length_distribution import LengthDistribution
-from blend_core.policies.base import Side
 from blend_core.policies.long_first import LongFirst, Skipping
-from blend_core.policies.request_kind import RequestKind
-
-KNOWN = RequestKind(None, Side.RIGHT)
 
 
-def long_first(lengths, *, sharing=(), hidden=(), taken=None, kind=None):
-    """Slots 0, 1, … in the order of the scan, of known lengths but for those that `hidden` names."""
+def long_first(lengths, *, sharing=(), hidden=(), bundles=(), taken=None):
+    """Slots 0, 1, … in the order of the scan, of known lengths but for those that `hidden` names, with their
+    bounds if it is a dict."""
     taken = set() if taken is None else taken
-    kinds = {slot: kind or RequestKind(LengthDistribution(512), Side.RIGHT) for slot in hidden}
+    bounds = hidden if isinstance(hidden, dict) else dict.fromkeys(hidden, 512)
+    told = {slot: LengthDistribution(bound) for slot, bound in bounds.items()}
+    number = {slot: number for number, slots in enumerate(bundles) for slot in slots}
     order = LongFirst(
         list(range(len(lengths))),
-        kind_of=lambda slot: kinds.get(slot, KNOWN),
-        is_alone=lambda slot: slot not in sharing,
+        lengths_of=told.get,
+        is_alone=lambda slot: slot not in sharing and slot not in number,
+        bundle_of=lambda slot: number.get(slot, -1),
         output_tokens=lambda slot: float(lengths[slot]),
         is_waiting=lambda slot: slot not in taken,
     )
@@ -118,19 +118,32 @@ def test_hidden_ones_of_a_bound_come_as_planned_and_with_the_longest_expected_fi
 
 
 def test_bounds_are_queues_of_their_own():
-    short, long = (RequestKind(LengthDistribution(bound), Side.RIGHT) for bound in (64, 4_096))
-    kinds = [short, long, short, long]
-    taken = set()
-    order = LongFirst(
-        [0, 1, 2, 3],
-        kind_of=kinds.__getitem__,
-        is_alone=lambda slot: True,
-        output_tokens=lambda slot: 1.0,
-        is_waiting=lambda slot: slot not in taken,
-    )
+    order, taken = long_first([1, 1, 1, 1], hidden={0: 64, 1: 4_096, 2: 64, 3: 4_096})
     # Whichever queue is taken from next, its first is among the first.
     assert list(order) == [0, 1, 2, 3]
     assert drain(order, taken, [30, 300, 30, 300]) == [1, 3, 0, 2]
+
+
+def test_a_bundle_of_several_bounds_is_not_left_before_its_end():
+    hidden = {slot: (64, 4_096)[slot % 2] for slot in range(8)}
+    order, taken = long_first([1] * 8, hidden=hidden, bundles=[range(4), range(4, 6)])
+    # All of a bundle have the turn of the longest; by itself comes what is in none.
+    expected = [30, 300] * 4
+    assert drain(order, taken, expected) == [0, 1, 2, 3, 4, 5, 7, 6]
+
+
+def test_a_bundle_keeps_its_turn_when_its_longest_has_gone():
+    order, taken = long_first([1, 400, 2, 200], hidden={2: 4_096}, bundles=[[0, 1]])
+    assert drain(order, taken, [1, 400, 300, 200]) == [0, 1, 2, 3]
+    order, taken = long_first([1, 1, 250], hidden={0: 4_096, 1: 64}, bundles=[[0, 1]])
+    assert drain(order, taken, [300, 30, 250]) == [0, 1, 2]
+
+
+def test_known_and_hidden_ones_of_a_bundle_come_together():
+    order, taken = long_first([5, 1, 7, 100], hidden={1: 512}, bundles=[[0, 1, 2]])
+    assert drain(order, taken, [5, 200, 7, 100]) == [0, 1, 2, 3]
+    order, taken = long_first([5, 1, 7, 100], hidden={1: 512}, bundles=[[0, 1, 2]])
+    assert drain(order, taken, [5, 50, 7, 100]) == [3, 0, 1, 2]
 
 
 def test_nothing_waits_in_an_empty_side():

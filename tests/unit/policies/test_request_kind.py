@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from blend_core.length_distribution import LENGTH_GRID, LengthDistribution
 from blend_core.performance import StepTimeModel
 from blend_core.policies.base import Side
-from blend_core.policies.request_kind import RequestKind, Work, request_density, total_work
+from blend_core.policies.request_kind import RequestKind, Work, request_work, total_work
 
 TIMES = StepTimeModel(1e-3, 1e-5, 2e-3, 1e-9, 1e-7, 0.15)
 # Prompt, tokens of it that are shared, output.
@@ -86,10 +86,10 @@ def test_the_total_of_kinds_is_that_of_their_requests(first, second):
 
 
 @given(waiting.filter(len))
-def test_density_of_one_is_that_of_its_work(rows):
+def test_the_work_of_one_is_that_of_its_kind_alone(rows):
     prompt, shared, output = rows[0]
     alone = counted(RequestKind(None, Side.LEFT), rows[:1])
-    assert request_density(TIMES, prompt, shared, output) == pytest.approx(alone.work().density(TIMES))
+    close(request_work(prompt, shared, output, output * output), alone.work())
 
 
 def test_density_is_compute_over_kv_reading():
