@@ -12,7 +12,7 @@ from pathlib import Path
 from cronsim import CronSim, CronSimError
 
 from blend_core.errors import ConfigurationError
-from flows.dates import time_zone
+from flows.dates import local_date, time_zone
 from flows.job_parts import CatchUp
 from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
 from flows.preflight import check_connections
@@ -229,12 +229,15 @@ def is_overtaken(nightly: Nightly, logical_date: date, now: datetime) -> bool:
     return any(at <= now for _, at in later)
 
 
-def backfill_dates(nightly: Nightly | None, first: date, last: date, today: date) -> list[date]:
-    """The logical dates of a range: those of the schedule, or every day without one.
+def backfill_dates(
+    nightly: Nightly | None, first: date, last: date, now: datetime, timezone: str
+) -> list[date]:
+    """The logical dates of a range, by the clocks of a zone: those of the schedule, or every day without one.
 
     Raises:
         ConfigurationError: the range is empty, lies in the future, or is too long.
     """
+    today = local_date(now, timezone)
     if last < first:
         raise ConfigurationError(f"--from {first} is after --to {last}; exchange them.")
     if last > today:
@@ -243,7 +246,13 @@ def backfill_dates(nightly: Nightly | None, first: date, last: date, today: date
         raise ConfigurationError(f"The range is longer than {_MAX_NIGHTS} days; fill it in by parts.")
     if nightly is None:
         return [first + timedelta(days=number) for number in range((last - first).days + 1)]
-    dates = [day for day, _ in scheduled_nights(nightly.cron, nightly.timezone, first, last)]
+    nights = list(scheduled_nights(nightly.cron, nightly.timezone, first, last))
+    dates = [day for day, at in nights if at <= now]
+    if len(dates) < len(nights):
+        raise ConfigurationError(
+            f"The night of {last} begins at {nights[-1][1].astimezone(time_zone(timezone)):%H:%M} and is "
+            f"filled in when it is over; give --to {last - timedelta(1)}."
+        )
     if not dates:
         raise ConfigurationError(
             f"The schedule {nightly.cron!r} of {nightly.name!r} has no night from {first} to {last}."

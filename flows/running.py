@@ -160,10 +160,11 @@ def run_stages(
     started_s = time.monotonic()
     database = wiring.database
     stop = StopSignal(stop)
-    job = through_outages(lambda: get_job(database, job_id), stop, progress.note)
+    asked = partial(through_outages, stop=stop, note=progress.note)
+    job = asked(lambda: get_job(database, job_id))
     if job.status.is_end:
         # One that died when its job had just ended.
-        through_outages(lambda: free_dead_run(database, job_id), stop, progress.note)
+        asked(lambda: free_dead_run(database, job_id))
     else:
         spec = dated(parse_job(job.spec, origin=f"Job {job_id}"), job.logical_date)
         take = partial(
@@ -176,7 +177,14 @@ def run_stages(
             stop=stop,
             wait_for_lease=wait_for_lease,
         )
-        run = through_outages(take, stop, progress.note)
+        try:
+            run = asked(take)
+        except StorageError:
+            # The run that was waited for may have brought the job to its end.
+            outcome = job_outcome(database, job_id, time.monotonic() - started_s)
+            if not JobStatus(outcome.status).is_end:
+                raise
+            return outcome
         furthest = FurthestProgress(progress)
         context = JobContext(wiring, spec, run, stop, furthest, run_together)
         with held_job(database, run, stop):
@@ -187,6 +195,4 @@ def run_stages(
                 progress.note,
                 how_far=lambda: furthest.num_advances,
             )
-    return through_outages(
-        lambda: job_outcome(wiring.database, job_id, time.monotonic() - started_s), stop, progress.note
-    )
+    return asked(lambda: job_outcome(database, job_id, time.monotonic() - started_s))

@@ -1,6 +1,6 @@
 """Results of a job written back into a table of the user's."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -54,6 +54,7 @@ def write_back_results(
     job_id: str,
     run: Run | None = None,
     stop: StopSignal | None = None,
+    counted: Callable[[int, int], None] = lambda num_done, num_total: None,
 ) -> dict[str, Any]:
     """Upserts a job's results, and records and returns what came of it.
 
@@ -62,13 +63,14 @@ def write_back_results(
     done again. `run` is the run that writes, None for a job that has ended.
 
     A table that is locked is waited for, up to a minute; where `stop` tells the run to end, for some seconds.
+    `counted` is told before each batch how many results have been tried, and of how many requests.
 
     Raises:
         StaleRunError: the run no longer owns the job; asked before each batch, so that at most one batch goes
             into the table after that.
         StorageError: the results cannot be read, or the outcome cannot be recorded.
     """
-    model = get_job(wiring.database, job_id).model
+    job = get_job(wiring.database, job_id)
     own_errors: list[BlendError] = []
 
     @contextmanager
@@ -84,6 +86,7 @@ def write_back_results(
             yield from iter_results(wiring.database, job_id, objects=wiring.objects)
 
     def check_owner() -> None:
+        counted(counts.num_written + counts.num_refused + counts.num_dropped, job.num_total)
         if run is not None:
             with own(), wiring.database.connect() as connection:
                 hold_job(connection, run)
@@ -96,7 +99,9 @@ def write_back_results(
     try:
         target = write_back_target(wiring, spec)
         assert target is not None, "the job asks for it"
-        write_results(target, job_id, model, results(), counts, before_batch=check_owner, may_wait=may_wait)
+        write_results(
+            target, job_id, job.model, results(), counts, before_batch=check_owner, may_wait=may_wait
+        )
         error = counts.refusal(target.table)
     except BlendError as caught:
         if caught in own_errors:

@@ -1,5 +1,6 @@
 """Output and error objects in OpenAI Batch format, and the table of all results."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import IO, Any, cast
@@ -16,6 +17,7 @@ from storage.result_table import ResultTable, UploadFile
 from storage.results import ResultRow, counts, iter_results
 
 _CHAT_ENDPOINT = "/v1/chat/completions"
+_COUNTED_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ def export_job(
     as_jsonl: bool = True,
     as_table: bool = True,
     run: Run,
+    counted: Callable[[int, int], None] = lambda num_done, num_total: None,
 ) -> ExportResult:
     """Streams every result into `output.jsonl` and `errors.jsonl`, and into `results.parquet`, under a key of
     the run's own, `jobs/{job_id}/outputs/{run}/`, and records them on the job.
 
     One line or row per request in seq order, so that exporting again writes the same bytes. What earlier runs
-    have exported is removed.
+    have exported is removed. `counted` is told now and then how many requests are written, and of how many.
 
     Raises:
         StaleRunError: the run no longer owns the job. What it wrote counts for nothing.
@@ -91,6 +94,8 @@ def export_job(
                 errors.write(encode(error_line(job_id, row)) + b"\n")
             if table is not None:
                 table.add(row)
+            if (num_output + num_error) % _COUNTED_ROWS == 0:
+                counted(num_output + num_error, expected.total)
         if (num_output, num_error) != (expected.succeeded, expected.total - expected.succeeded):
             raise StorageError(
                 f"The export of job {job_id} has {num_output} answers and {num_error} errors where "

@@ -35,7 +35,8 @@ def _room_share(sides: WaitingSides, num_kv_tokens: int, max_num_seqs: int) -> f
 
 
 def _tokens_left(sides: WaitingSides, ledger: Ledger, running: RunningWork) -> float:
-    """KV tokens of all that is left to do, if it were all there at its full length."""
+    """KV tokens of all that is left to do, if it were all there at its full length; what answers in flight on
+    the left side, short ones, have still to grow is left out."""
     left, right = sides.work(LEFT), sides.work(RIGHT)
     waiting = sum(work.num_prefill_tokens + work.num_output_tokens for work in (left, right))
     return waiting + running.num_output_tokens + sum(ledger.num_tokens.values())

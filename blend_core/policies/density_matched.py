@@ -137,7 +137,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             return Admission(ledger.seq[left], LEFT)
         if num_running == 0:
             heads = ((right, RIGHT), (self._right_head(), RIGHT), (left, LEFT))
-            for slot, side in reversed(heads) if left == self._held_up else heads:
+            for slot, side in reversed(heads) if left is not None and left == self._held_up else heads:
                 if slot is not None and view.is_ready(ledger.seq[slot]):
                     return Admission(ledger.seq[slot], side)
         return None

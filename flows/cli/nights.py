@@ -1,7 +1,9 @@
 """`blend backfill`, `blend watermark`, `blend write-back`: nights not run, what they read and write."""
 
 import sys
+from functools import partial
 from pathlib import Path
+from traceback import format_exc
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
     from flows.wiring import Wiring
     from storage.nights import Nightly
 
+# In place of the status of a night's job: there is none, or it could not be asked for.
 _NOT_BEGUN = "not_begun"
+_UNKNOWN = "unknown"
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -51,7 +55,7 @@ def backfill(
       blend backfill night.yaml --from 2026-11-01 --to 2026-11-07 --json
     """
     from flows.cli.services import brought_up
-    from flows.dates import local_date, parse_date, utc_now
+    from flows.dates import parse_date, utc_now
     from flows.job_spec import dated
     from flows.nights import backfill_dates
     from flows.preflight import check_job
@@ -62,7 +66,7 @@ def backfill(
     with brought_up() as wiring:
         spec, known = (from_file, None) if from_file is not None else _job_of_name(wiring, nightly)
         zone = wiring.settings.nightly.timezone if known is None else known.timezone
-        days = backfill_dates(known, start, end, local_date(utc_now(), zone))
+        days = backfill_dates(known, start, end, utc_now(), zone)
         check_job(wiring, dated(spec, days[0]))
         with stop_at_signals(ends_process=True) as stop:
             outcomes = [_run_night(wiring, spec, day, stop) for day in days]
@@ -86,7 +90,24 @@ def backfill(
 
 
 def _run_night(wiring: "Wiring", spec: "BatchJobSpec", day: "date", stop: "StopSignal") -> dict[str, Any]:
-    """Makes a night's job and runs it. It is made when its turn comes: its completion window begins then."""
+    """Makes a night's job and runs it. It is made when its turn comes: its completion window begins then.
+
+    What goes wrong with a night is told in its row and holds up no other.
+    """
+    night = _night_of(day)
+    try:
+        _make_and_run(wiring, spec, day, stop, night)
+    except BlendError as error:
+        night["error"] = str(error)
+    except Exception as error:
+        tell(f"night {day}: {format_exc()}")
+        night["error"] = f"unexpected {type(error).__name__}: {error}"
+    return night
+
+
+def _make_and_run(
+    wiring: "Wiring", spec: "BatchJobSpec", day: "date", stop: "StopSignal", night: dict[str, Any]
+) -> None:
     import time
 
     from flows.job_outcome import job_outcome
@@ -96,32 +117,26 @@ def _run_night(wiring: "Wiring", spec: "BatchJobSpec", day: "date", stop: "StopS
     from flows.running import run_job
     from storage.jobs import get_job
 
+    asked = partial(through_outages, stop=stop, note=tell)
     if stop.reason is not None:
-        known = known_night(wiring.database, spec, day)
+        known = asked(lambda: known_night(wiring.database, spec, day))
         if known is None or known.is_to_be_repeated:
-            return _night_not_begun(day)
-    job_id, is_new = through_outages(lambda: create_night(wiring, spec, day, again=True), stop, tell)
-    failure: str | None = None
-    if stop.reason is None and not get_job(wiring.database, job_id).status.is_end:
-        tell(f"night {day}: job {job_id}")
-        try:
+            return
+    job_id, night["is_new"] = asked(lambda: create_night(wiring, spec, day, again=True))
+    night["job_id"], night["status"] = job_id, _UNKNOWN
+    try:
+        if stop.reason is None and not asked(lambda: get_job(wiring.database, job_id)).status.is_end:
+            tell(f"night {day}: job {job_id}")
             with shown_progress(sys.stderr, time.monotonic) as progress:
                 run_job(wiring, job_id, progress, stop)
-        except BlendError as error:
-            failure = str(error)
-    outcome = job_outcome(wiring.database, job_id, duration_s=0.0)
-    return {
-        "logical_date": day.isoformat(),
-        "job_id": job_id,
-        "is_new": is_new,
-        "status": outcome.status,
-        "succeeded": outcome.succeeded,
-        "total": outcome.total,
-        "error": failure or outcome.error_message or outcome.write_back_error,
-    }
+    finally:
+        outcome = asked(lambda: job_outcome(wiring.database, job_id, duration_s=0.0))
+        night["status"] = outcome.status
+        night["succeeded"], night["total"] = outcome.succeeded, outcome.total
+        night["error"] = outcome.error_message or outcome.write_back_error
 
 
-def _night_not_begun(day: "date") -> dict[str, Any]:
+def _night_of(day: "date") -> dict[str, Any]:
     return {
         "logical_date": day.isoformat(),
         "job_id": None,
@@ -137,7 +152,7 @@ def _is_left(night: dict[str, Any]) -> bool:
     """Whether the same command would go on with the night."""
     from storage.job_status import JobStatus
 
-    return night["status"] == _NOT_BEGUN or not JobStatus(night["status"]).is_end
+    return night["status"] in (_NOT_BEGUN, _UNKNOWN) or not JobStatus(night["status"]).is_end
 
 
 def _remark(night: dict[str, Any]) -> str:

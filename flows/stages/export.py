@@ -19,6 +19,7 @@ def export_job(context: JobContext) -> str:
         as_jsonl=OutputFormat.JSONL in outputs,
         as_table=OutputFormat.PARQUET in outputs,
         run=context.run,
+        counted=context.progress.counted,
     )
     if exported.gone_uris:
         context.progress.note(

@@ -12,7 +12,9 @@ def write_back_job(context: JobContext) -> str:
         StorageError: the results cannot be read, or the outcome cannot be recorded in the platform's own
             tables.
     """
-    outcome = write_back_results(context.wiring, context.spec, context.job_id, context.run, context.stop)
+    outcome = write_back_results(
+        context.wiring, context.spec, context.job_id, context.run, context.stop, context.progress.counted
+    )
     asked = context.spec.write_back
     assert asked is not None
     if outcome["error"] is not None:

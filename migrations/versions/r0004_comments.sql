@@ -1,6 +1,6 @@
 COMMENT ON COLUMN batch_job.logical_date IS 'The day that the job is about: {logical_date} of its sources.';
 COMMENT ON COLUMN batch_job.nightly IS 'The nightly job of which this is one night; NULL for any other job.';
-COMMENT ON COLUMN batch_job.write_back IS 'What came of writing results into the user''s table: num_written, num_refused, num_dropped, num_without_key, error.';
+COMMENT ON COLUMN batch_job.write_back IS 'What came of writing results into the user''s table: num_written, num_refused, num_without_key, error.';
 COMMENT ON COLUMN job_progress.logical_date IS 'The day that the job is about.';
 COMMENT ON COLUMN job_progress.nightly IS 'The nightly job of which this is one night; NULL for any other job.';
 

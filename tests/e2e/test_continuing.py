@@ -5,17 +5,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 from blend_core.errors import RunInterruptedError
+from flows.lease_holder import holder_details
 from flows.progress import SilentProgress
 from flows.running import create_job, run_job
 from flows.wiring import Wiring
 from storage.job_status import JobStatus
-from storage.jobs import get_job
+from storage.jobs import get_job, request_cancel, set_job_status
 from storage.results import counts, iter_results
+from storage.runs import start_run
 from tests.e2e.watched_run import Watching, engine_pids, rows_by_status, wait_for
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -35,6 +38,31 @@ def test_a_process_that_is_told_to_end_leaves_the_job_to_be_continued(wiring: Wi
     after = {row.seq: row.run_id for row in iter_results(wiring.database, job_id)}
     assert kept == {seq: after[seq] for seq in kept}
     assert len(set(after.values())) == 2
+
+
+def test_a_run_that_waited_while_another_ended_the_job_tells_its_end(wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=2))
+    details = {**holder_details(), "holder_machine": "elsewhere boot pid:[1]", "holder_pid": "17"}
+    other = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details=details, lease_s=20)
+    waits = Event()
+
+    class Waiting(SilentProgress):
+        def note(self, message: str) -> None:
+            waits.set()
+
+    def end_the_job() -> None:
+        assert waits.wait(60)
+        request_cancel(wiring.database, job_id)
+        set_job_status(wiring.database, job_id, JobStatus.CANCELLED, run=other)
+
+    ending = Thread(target=end_the_job)
+    ending.start()
+    try:
+        outcome = run_job(wiring, job_id, Waiting())
+    finally:
+        ending.join()
+
+    assert (outcome.status, outcome.total) == ("cancelled", 0)
 
 
 RUN_SCRIPT = """

@@ -129,12 +129,13 @@ def test_the_lease_of_a_process_elsewhere_is_waited_for_and_its_job_taken_over(
 def test_a_job_whose_process_elsewhere_shows_signs_of_life_is_refused(
     db: Database, job_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.run_lease.LEASE_S", -2.0)  # waits 3 s, as 35 s otherwise
-    other = hold_elsewhere(db, job_id, lease_s=2)
+    # Waits 20.5 s for a lease of 20 s, as 35 s for one of 30 s, and refuses once that was renewed.
+    monkeypatch.setattr("flows.run_lease.LEASE_S", 15.5)
+    other = hold_elsewhere(db, job_id, lease_s=20)
     progress = Noting()
 
     with (
-        Heartbeat("other", 0.2, lambda: heartbeat(db, other, lease_s=2)),
+        Heartbeat("other", 0.2, lambda: heartbeat(db, other, lease_s=20)),
         pytest.raises(StorageError) as refused,
     ):
         take(db, job_id, progress, wait_for_lease=True)

@@ -82,23 +82,34 @@ def test_a_schedule_of_several_times_a_day_is_no_nightly_one() -> None:
         check_schedule("at two", "UTC")
 
 
+def test_tonight_is_filled_in_by_its_schedule_and_not_by_a_backfill_before_it() -> None:
+    late = nightly("30 23 * * *")
+    at_noon = datetime(2026, 11, 29, 12, tzinfo=UTC)
+    with pytest.raises(ConfigurationError, match=r"begins at 23:30 .* give --to 2026-11-28"):
+        backfill_dates(late, date(2026, 11, 28), date(2026, 11, 29), at_noon, "Europe/Berlin")
+    late_at_night = datetime(2026, 11, 29, 22, 31, tzinfo=UTC)
+    assert (
+        len(backfill_dates(late, date(2026, 11, 28), date(2026, 11, 29), late_at_night, "Europe/Berlin")) == 2
+    )
+
+
 def test_a_backfill_has_every_night_of_the_schedule_or_every_day_without_one() -> None:
-    today = date(2026, 11, 29)
+    today, now = date(2026, 11, 29), datetime(2026, 11, 29, 12, tzinfo=UTC)
     weekdays = nightly("0 2 * * 1-5")
-    assert backfill_dates(weekdays, date(2026, 11, 26), date(2026, 11, 29), today) == [
+    assert backfill_dates(weekdays, date(2026, 11, 26), date(2026, 11, 29), now, "UTC") == [
         date(2026, 11, 26),
         date(2026, 11, 27),
     ]
-    assert len(backfill_dates(None, date(2026, 11, 1), date(2026, 11, 7), today)) == 7
+    assert len(backfill_dates(None, date(2026, 11, 1), date(2026, 11, 7), now, "UTC")) == 7
     for first, last, reason in (
         (date(2026, 11, 7), date(2026, 11, 1), "exchange them"),
         (today, today + timedelta(1), "lies in the future"),
         (date(2020, 1, 1), today, "longer than 1000 days"),
     ):
         with pytest.raises(ConfigurationError, match=reason):
-            backfill_dates(None, first, last, today)
+            backfill_dates(None, first, last, now, "UTC")
     with pytest.raises(ConfigurationError, match="has no night"):
-        backfill_dates(weekdays, date(2026, 11, 28), date(2026, 11, 29), today)
+        backfill_dates(weekdays, date(2026, 11, 28), date(2026, 11, 29), now, "UTC")
 
 
 def test_the_rule_says_which_earlier_nights_are_run_first() -> None:
