@@ -118,6 +118,22 @@ class RequestKind:
         )
 
 
+class SplitKind:
+    """Requests whose answers are alike, and which of them are on which side.
+
+    Attributes:
+        parts: the kind's requests by the side that they are on; both learn the same lengths.
+        side: the side that the kind's requests are on, but for those that belong to a bundle.
+    """
+
+    __slots__ = ("parts", "side")
+
+    def __init__(self, lengths: LengthDistribution | None) -> None:
+        """`lengths` is None for requests with lengths of their own."""
+        self.parts = {side: RequestKind(lengths, side) for side in Side}
+        self.side = LEFT
+
+
 def total_work(kinds: Iterable[RequestKind]) -> Work:
     """Returns the sums over kinds."""
     total = Work()

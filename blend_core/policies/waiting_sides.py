@@ -15,7 +15,7 @@ from blend_core.policies.base import LEFT, RIGHT, Side
 from blend_core.policies.bundles import NO_BUNDLE, Bundles, bundles_of
 from blend_core.policies.ledger import WAITING, Ledger
 from blend_core.policies.long_first import LongFirst
-from blend_core.policies.request_kind import RequestKind, Work, request_work, total_work
+from blend_core.policies.request_kind import RequestKind, SplitKind, Work, request_work, total_work
 
 SIDE_HYSTERESIS: Final = 1.25
 """A kind changes sides when its density has passed that of all by this factor: what is near may be on
@@ -24,22 +24,6 @@ either."""
 EVEN_SHARE: Final = 1e-9
 """Densities that differ by less are equal: requests that are all alike are on the right side, whose KV is
 looked after."""
-
-
-class SplitKind:
-    """Requests whose answers are alike, and which of them are on which side.
-
-    Attributes:
-        parts: the kind's requests by the side that they are on; both learn the same lengths.
-        side: the side that the kind's requests are on, but for those that belong to a bundle.
-    """
-
-    __slots__ = ("parts", "side")
-
-    def __init__(self, lengths: LengthDistribution | None) -> None:
-        """`lengths` is None for requests with lengths of their own."""
-        self.parts = {side: RequestKind(lengths, side) for side in Side}
-        self.side = LEFT
 
 
 class WaitingSides:
