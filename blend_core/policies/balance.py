@@ -12,8 +12,8 @@ def balance_pays(
     """Whether compute and KV reading are to be kept in proportion while something waits on the left side.
 
     They must hide more of one another than the room takes that this needs. And where everything that is left
-    has room at once, nothing is held back by lengths that nobody has seen yet: an even pace to an end that
-    is guessed too late costs more than it can gain in a job so small.
+    has room at once, nothing is held back by lengths that are guesses for the most part: an even pace to an
+    end that is guessed too late costs more than it can gain in a job so small.
 
     Args:
         pace: of what is left to do.
@@ -25,13 +25,13 @@ def balance_pays(
     num_kv_tokens = limits.num_blocks * limits.block_size
     if pace.hidden_share <= _room_share(sides, num_kv_tokens, limits.max_num_seqs):
         return False
-    return _tokens_left(sides, ledger, running) > num_kv_tokens or not sides.has_unseen_lengths
+    return _tokens_left(sides, ledger, running) > num_kv_tokens or not sides.are_lengths_guessed
 
 
 def _room_share(sides: WaitingSides, num_kv_tokens: int, max_num_seqs: int) -> float:
     """Share of KV, or of requests in flight, that balancing takes: of the left side one prompt is on its way
     in, chunk by chunk, and room is kept for another."""
-    return max(2.0 * sides.mean_prompt_tokens(LEFT) / num_kv_tokens, 1.0 / max_num_seqs)
+    return max(2.0 * sides.mean_unshared_tokens(LEFT) / num_kv_tokens, 1.0 / max_num_seqs)
 
 
 def _tokens_left(sides: WaitingSides, ledger: Ledger, running: RunningWork) -> float:

@@ -49,9 +49,9 @@ class DensityMatchedPolicy(QueuedPolicy):
 
     Where KV holds few requests, the room that this keeps for the left side may be worth more than what it
     gains (`balance_pays`). Then requests start as soon as there is room, the right side's first, and a step
-    computes all that it can. Where what a step takes anyway is longer than computing what is left, or hides
-    all reading, as on devices with little KV, KV ahead is not looked at: it is the number of steps that
-    counts, and one less is worth more than a preemption costs.
+    computes all that it can. Where reading the weights takes longer than computing what is left, or a step
+    takes so long anyway that it hides all reading, as on devices with little KV, KV ahead is not looked at:
+    it is the number of steps that counts, and one less is worth more than a preemption costs.
 
     Lengths that are not known are learned from all requests of their kind, ended and running, in mid-run.
     Sampled requests come first on their side.
@@ -64,11 +64,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._rules = rules
         self._times = plan.step_times
         ledger = Ledger()
-        self._sides = WaitingSides(ledger, plan.step_times)
+        self._capacity_tokens = limits.num_blocks * limits.block_size
+        self._sides = WaitingSides(ledger, plan.step_times, self._capacity_tokens)
         self._in_flight = InFlight(ledger, self._sides)
         self._decode_kv_tokens = 0
         self._num_decoding = 0
-        self._capacity_tokens = limits.num_blocks * limits.block_size
         self._look_ahead = LookAhead(ledger, self._sides, rules)
         self._left_turn = LeftTurn(ledger)
         self._pace = Pace.of(Work(), Work(), RunningWork(), limits, plan.step_times)
@@ -120,8 +120,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         num_blocks = view.num_free_blocks - num_running
         right = self._look()
         is_right_ready = right is not None and view.is_ready(ledger.seq[right])
-        # Where nothing is balanced two sides only push each other's prefixes out of KV.
-        left = None if is_right_ready and not self._balances else self._left_head()
+        left = self._left_head()
         left_waits = (
             left is not None and self._left_turn.is_due_soon(left) and view.is_ready(ledger.seq[left])
         )
@@ -129,8 +128,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         if left_waits and not left_fits:
             self._held_up = left
         # KV that the left side waits for is not given to the right side, which could fill it for ever, nor
-        # once it is there.
-        may_start_right = is_right_ready and (not left_waits or (left_fits and left != self._held_up))
+        # once it is there. Where nothing is balanced the right side goes first: two sides would only push
+        # each other's prefixes out of KV.
+        may_start_right = is_right_ready and (
+            not self._balances or not left_waits or (left_fits and left != self._held_up)
+        )
         if right is not None and may_start_right and self._has_room_now(view, right, num_blocks):
             return Admission(ledger.seq[right], RIGHT)
         if left is not None and left_fits and self._left_turn.is_due(left):

@@ -51,7 +51,8 @@ class LongFirst:
     Of requests with known lengths the longest comes first, those behind one prefix together: what begins
     early ends early, and short answers fill the gaps later. Those of unknown length with the same bound come
     in planned order, all their kinds mixed, so that each is learned about. The requests of a bundle follow
-    one another in planned order, where the longest of them has its turn.
+    one another in planned order, where the longest of them, or of the known ones around them that share
+    prefixes too, has its turn.
     """
 
     __slots__ = ("_alone", "_hidden", "_known", "_lengths", "_stand_in")

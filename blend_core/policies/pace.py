@@ -117,8 +117,8 @@ class Pace:
         full_share: share of the steps that it takes if each computes all that it may.
         hidden_share: share of the time, all of it at most, that compute and KV reading hide of one another if
             every step has both in proportion, beyond what each step hides anyway: what balancing can gain.
-        is_step_bound: what steps take whatever they compute is longer than what their tokens add, so that the
-            time taken is that of so many steps, and KV that nobody uses makes more of them.
+        is_step_bound: reading the weights takes longer than computing what is left, so that the time taken is
+            that of so many steps, and KV that nobody uses makes more of them.
     """
 
     num_steps: float
@@ -190,7 +190,7 @@ class Pace:
             left_kv_tokens=left_kv_tokens,
             full_share=num_full_steps / num_steps,
             hidden_share=hidden_s / max(compute_s + read_s, 1e-30),
-            is_step_bound=least_s > token_s,
+            is_step_bound=weight_read_s > fixed_s + token_s,
         )
 
     def prefill_tokens(

@@ -55,7 +55,6 @@ class RequestKind:
         lengths: of the answers; None for requests with lengths of their own.
         side: the side that they are taken from.
         num_waiting: requests that were never admitted.
-        num_prompt_tokens: of their prompts, shared ones included.
         in_flight: slots in flight, by the side that they were admitted on.
     """
 
@@ -63,11 +62,11 @@ class RequestKind:
         "_known_held",
         "_known_output",
         "_known_read",
+        "_num_prompt_tokens",
         "_prefill_tokens",
         "_prefill_tokens_sq",
         "in_flight",
         "lengths",
-        "num_prompt_tokens",
         "num_waiting",
         "side",
     )
@@ -81,14 +80,14 @@ class RequestKind:
     def clear(self) -> None:
         """None waits."""
         self.num_waiting = 0
-        self.num_prompt_tokens = self._prefill_tokens = self._prefill_tokens_sq = 0.0
+        self._num_prompt_tokens = self._prefill_tokens = self._prefill_tokens_sq = 0.0
         self._known_output = self._known_read = self._known_held = 0.0
 
     def count(self, sign: int, num_prompt_tokens: int, num_shared_tokens: int, output_tokens: float) -> None:
         """Adds (`sign` 1) or takes away (-1) a request; `output_tokens` matters where lengths are known."""
         num_unshared = num_prompt_tokens - num_shared_tokens
         self.num_waiting += sign
-        self.num_prompt_tokens += sign * num_prompt_tokens
+        self._num_prompt_tokens += sign * num_prompt_tokens
         self._prefill_tokens += sign * num_unshared
         self._prefill_tokens_sq += sign * num_unshared * (num_prompt_tokens + num_shared_tokens)
         if self.lengths is None:
@@ -113,7 +112,7 @@ class RequestKind:
             self._prefill_tokens,
             self._prefill_tokens_sq,
             self.num_waiting * lengths.mean,
-            self.num_prompt_tokens * lengths.mean + growth,
+            self._num_prompt_tokens * lengths.mean + growth,
             self._prefill_tokens * lengths.mean + growth,
         )
 

@@ -48,6 +48,7 @@ class WaitingSides:
         "_leads",
         "_ledger",
         "_long_first",
+        "_num_kv_tokens",
         "_part",
         "_planned",
         "_rho",
@@ -56,9 +57,10 @@ class WaitingSides:
         "num_sorted",
     )
 
-    def __init__(self, ledger: Ledger, times: StepTimeModel) -> None:
+    def __init__(self, ledger: Ledger, times: StepTimeModel, num_kv_tokens: int) -> None:
         """Begins empty; `ledger` is the policy's, only looked at."""
         self._ledger = ledger
+        self._num_kv_tokens = num_kv_tokens
         self._times = times
         self._known = SplitKind(None)
         self._kinds: list[SplitKind] = []
@@ -78,8 +80,7 @@ class WaitingSides:
         self._times = plan.step_times
         is_first = not self._kind
         self._take_kinds(plan)
-        slots = [self._ledger.slot_of[seq] for seq in plan.seq.tolist()]
-        self._bundles = Bundles([slots[places.start : places.stop] for places in bundles_of(plan)])
+        self._bundles = self._bundles_of(plan)
         self._planned = waiting
         self._leads = {LEFT: deque(self._led(plan, waiting)), RIGHT: deque()}
         self.sort(first_time=is_first)
@@ -134,22 +135,25 @@ class WaitingSides:
         """What waits on a side."""
         return total_work(kind for kind in self.kinds() if kind.side is side)
 
-    def mean_prompt_tokens(self, side: Side) -> float:
-        """Prompt tokens of a request that waits on a side, those that it shares included; 0 where none is."""
-        parts = [kind for kind in self.kinds() if kind.side is side]
-        return sum(kind.num_prompt_tokens for kind in parts) / max(1, sum(kind.num_waiting for kind in parts))
+    def mean_unshared_tokens(self, side: Side) -> float:
+        """Prompt tokens to compute of a request that waits on a side; 0 where none does."""
+        num_waiting = sum(kind.num_waiting for kind in self.kinds() if kind.side is side)
+        return self.work(side).num_prefill_tokens / max(1, num_waiting)
 
     def kinds(self) -> Iterator[RequestKind]:
         """All kinds, and those of known lengths, by the side that they are on."""
         return chain.from_iterable(both.parts.values() for both in (*self._kinds, self._known))
 
     @property
-    def has_unseen_lengths(self) -> bool:
-        """Whether a kind waits of which few answers have been seen."""
-        return any(
-            lengths.num_seen < TOLD_ANSWERS and any(part.num_waiting for part in parts)
+    def are_lengths_guessed(self) -> bool:
+        """Whether most output tokens expected of what waits are of kinds with few answers seen."""
+        guessed = sum(
+            part.num_waiting * lengths.mean
             for lengths, parts in self.learning_kinds()
+            if lengths.num_seen < TOLD_ANSWERS
+            for part in parts
         )
+        return 2.0 * guessed > total_work(self.kinds()).num_output_tokens
 
     def learning_kinds(self) -> Iterator[tuple[LengthDistribution, Collection[RequestKind]]]:
         """What is learned about lengths, and those whose answers tell of it."""
@@ -213,6 +217,14 @@ class WaitingSides:
                 self._part[slot] = groups[group].parts[LEFT]
                 used.add(group)
         self._kinds.extend(groups[group] for group in sorted(used))
+
+    def _bundles_of(self, plan: Plan) -> Bundles:
+        num_prompt_tokens = (plan.num_prompt_tokens - plan.num_shared_tokens).sum()
+        if num_prompt_tokens + plan.estimated_output_tokens.sum() <= self._num_kv_tokens:
+            # Every prefix stays in KV: from both sides it is computed once.
+            return Bundles([])
+        slots = [self._ledger.slot_of[seq] for seq in plan.seq.tolist()]
+        return Bundles([slots[places.start : places.stop] for places in bundles_of(plan)])
 
     def _led(self, plan: Plan, waiting: list[int]) -> Iterator[int]:
         """Sampled requests, and all that are of one bundle with them behind them."""

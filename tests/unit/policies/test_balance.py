@@ -33,11 +33,6 @@ def test_it_must_hide_more_than_a_place_in_flight(desk):
     assert not pays(desk, 0.24, few)
 
 
-def test_shared_prompts_need_room_as_a_whole(make_plan, view):
-    desk = desk_of(make_plan, view, [*dense(100), *long([480] * 30)], shared=[*[0, 396] * 50, *[0] * 30])
-    assert not pays(desk, 0.19)
-
-
 def test_nothing_is_held_back_by_lengths_unseen_while_all_has_room(make_plan, view):
     requests = [*dense(100), *long([480] * 30)]
     roomy = replace(LIMITS, num_blocks=16_000)

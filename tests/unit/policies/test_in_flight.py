@@ -12,7 +12,7 @@ def test_answers_that_run_count_also_while_they_are_preempted(make_plan):
         plan = make_plan([(seq, 20, 10, 0.0) for seq in range(4)], kinds=[0] * 4)
         ledger = Ledger()
         slots = ledger.take(plan)
-        sides = WaitingSides(ledger, plan.step_times)
+        sides = WaitingSides(ledger, plan.step_times, 0)
         sides.take(plan, slots)
         in_flight = InFlight(ledger, sides)
         lengths = sides.kind(slots[0]).lengths

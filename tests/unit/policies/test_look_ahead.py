@@ -29,7 +29,7 @@ class Right:
 
     def __init__(self, plan, rules=ALL_RULES):
         self.ledger = Ledger()
-        self.sides = WaitingSides(self.ledger, plan.step_times)
+        self.sides = WaitingSides(self.ledger, plan.step_times, 0)
         self.sides.take(plan, self.ledger.take(plan))
         self.ahead = LookAhead(self.ledger, self.sides, rules)
         # Something else of the side is in flight, so small that it does not count.

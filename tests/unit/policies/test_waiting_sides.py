@@ -11,12 +11,12 @@ from blend_core.policies.waiting_sides import WaitingSides
 DOCUMENT = 6_400
 
 
-def sorted_sides(make_plan, requests, spent_s=0.05, **options):
+def sorted_sides(make_plan, requests, spent_s=0.05, num_kv_tokens=0, **options):
     plan = make_plan([(*row, 0.0) for row in requests], **options)
     plan = replace(plan, memory_s=np.full(len(plan), spent_s))
     ledger = Ledger()
     slots = ledger.take(plan)
-    sides = WaitingSides(ledger, plan.step_times)
+    sides = WaitingSides(ledger, plan.step_times, num_kv_tokens)
     sides.take(plan, slots)
     return sides, ledger, slots
 
@@ -81,17 +81,30 @@ def test_those_of_a_bundle_follow_its_sample(make_plan):
     assert sides.first_lead(Side.LEFT) is None
 
 
-def test_few_answers_seen_are_lengths_unseen(make_plan):
-    sides, _, slots = sorted_sides(make_plan, [(seq, 100, 10) for seq in range(50)], kinds=[0] * 50)
-    assert sides.has_unseen_lengths
-    for _ in range(32):
-        sides.kind(slots[0]).lengths.observe(5)
-    assert not sides.has_unseen_lengths
+def test_lengths_are_guessed_while_few_answers_of_most_are_seen(make_plan):
+    # 50 of unknown length, expected to be of some 150 tokens, and so many that are known.
+    for num_known, guessed in ((0, True), (40, True), (900, False)):
+        requests = [(seq, 100, 10) for seq in range(50 + num_known)]
+        kinds = [*[0] * 50, *[-1] * num_known]
+        sides, _, slots = sorted_sides(make_plan, requests, kinds=kinds)
+        assert sides.are_lengths_guessed is guessed
+        for _ in range(32):
+            sides.kind(slots[0]).lengths.observe(5)
+        assert not sides.are_lengths_guessed
     known, _, _ = sorted_sides(make_plan, [(seq, 100, 10) for seq in range(50)])
-    assert not known.has_unseen_lengths
+    assert not known.are_lengths_guessed
 
 
-def test_prompts_are_counted_with_what_they_share(make_plan):
+def test_a_prefix_that_stays_in_kv_holds_nobody_to_its_side(make_plan):
+    requests = [*questions(10, [8, 8, 8]), *((1_000 + seq, 100, 100) for seq in range(10))]
+    shared = [*[0, DOCUMENT, DOCUMENT] * 10, *[0] * 10]
+    # Prompts of 66,800 tokens without what they share, and answers of 1,240.
+    for num_kv_tokens, are_parted in ((68_000, False), (69_000, True)):
+        sides, _, slots = sorted_sides(make_plan, requests, shared=shared, num_kv_tokens=num_kv_tokens)
+        assert (len(set(sides_of(sides, slots[:3]))) == 2) is are_parted
+
+
+def test_prompts_are_counted_without_what_they_share(make_plan):
     sides, _, _ = sorted_sides(make_plan, [(0, 400, 2), (1, 600, 2), (2, 10, 900)], shared=[0, 320, 0])
-    assert sides.mean_prompt_tokens(Side.LEFT) == 500
-    assert sides.mean_prompt_tokens(Side.RIGHT) == 10
+    assert sides.mean_unshared_tokens(Side.LEFT) == 340
+    assert sides.mean_unshared_tokens(Side.RIGHT) == 10
