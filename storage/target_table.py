@@ -125,7 +125,9 @@ def target_columns(connection: psycopg.Connection, target: WriteBackTarget) -> d
         for row in connection.execute(
             "SELECT a.attname, format_type(a.atttypid, a.atttypmod), t.typcategory, a.attgenerated <> '',"
             " a.attidentity = 'a',"
-            " has_column_privilege(a.attrelid, a.attnum, 'INSERT')"
+            # The upsert reads the key to find rows and each other column by way of EXCLUDED.
+            " has_column_privilege(a.attrelid, a.attnum, 'SELECT')"
+            " AND has_column_privilege(a.attrelid, a.attnum, 'INSERT')"
             " AND has_column_privilege(a.attrelid, a.attnum, 'UPDATE'),"
             " EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique"
             " AND i.indimmediate AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND i.indpred IS NULL)"
@@ -146,7 +148,8 @@ def target_columns(connection: psycopg.Connection, target: WriteBackTarget) -> d
             raise ConfigurationError(f"write_back: {target.table}.{column} is generated and takes no value.")
         if not is_allowed:
             raise ConfigurationError(
-                f"write_back: the login may not write {target.table}.{column}; grant it INSERT and UPDATE."
+                f"write_back: the login may not write {target.table}.{column}; grant it SELECT, INSERT and "
+                "UPDATE."
             )
         if column == target.key_column:
             if not is_unique:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from blend_core.errors import ConfigurationError, StaleRunError, StorageError, StorageUnavailableError
 from storage.results import ResultRow
-from storage.target_table import WriteBackTarget
+from storage.target_table import WriteBackTarget, target_columns, upsert_statement
 from storage.write_back import WriteBackCounts, check_target, write_results
 
 pytestmark = pytest.mark.postgres
@@ -417,6 +417,31 @@ def test_a_missing_table_a_view_and_a_missing_right_are_told_beforehand(
     with pytest.raises(ConfigurationError, match="may not write"):
         check_target(as_another_role(table, postgres_url, "SELECT"))
     assert write(as_another_role(table, postgres_url, "SELECT, INSERT, UPDATE"), [row("1")]).num_written == 1
+
+
+@pytest.mark.parametrize("unreadable", ["id", *FIELDS])
+def test_a_column_that_the_login_may_not_read_is_told_beforehand(
+    table: Table, postgres_url: str, unreadable: str
+) -> None:
+    readable = ", ".join({"id", *FIELDS} - {unreadable})
+    target = as_another_role(table, postgres_url, f"INSERT, UPDATE, SELECT ({readable})")
+    with psycopg.connect(target.url) as connection:
+        with psycopg.connect(table.url) as owner:
+            statement = upsert_statement(target, target_columns(owner, table.target))
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(statement, [[]] * (1 + len(FIELDS)))
+
+    with pytest.raises(ConfigurationError, match="may not write") as caught:
+        check_target(target)
+
+    assert f".{unreadable}; grant it SELECT, INSERT and UPDATE." in str(caught.value)
+
+
+def test_columns_that_are_not_written_need_no_rights(table: Table, postgres_url: str) -> None:
+    names = ", ".join(("id", *FIELDS))
+    target = as_another_role(table, postgres_url, f"SELECT ({names}), INSERT ({names}), UPDATE ({names})")
+    check_target(target)
+    assert [write(target, [row("1")]).num_written for _ in range(2)] == [1, 1]
 
 
 def test_a_server_that_does_not_answer_and_a_wrong_password_are_told_without_it(
