@@ -91,7 +91,8 @@ def write_results(
     """Upserts results by key, each batch in a transaction of its own. Doing it again changes nothing.
 
     A row that is there keeps its other columns; one that is not is inserted. A row that the table, a trigger
-    or a policy refuses is counted and takes no other with it.
+    or a policy refuses is counted and takes no other with it. After a full batch's rows that were refused one
+    after another the writing ends.
 
     Args:
         target: where to.
@@ -106,7 +107,7 @@ def write_results(
 
     Raises:
         ConfigurationError: the table has no such columns.
-        StorageError: the table cannot be written.
+        StorageError: the table cannot be written, or refuses row after row.
         StorageUnavailableError: the server did not answer or broke off, or the table is locked; what was
             written stays.
     """
@@ -118,6 +119,8 @@ def write_results(
             assert answer is not None
             return int(answer[0])
 
+        # A refused row costs many statements: a table that takes nothing would take hours to say so.
+        refused_in_a_row: list[str] = []
         for batch in _batches(rows):
             chosen = [row for row in batch if _has_own_key(row)]
             counts.num_without_key += len(batch) - len(chosen)
@@ -134,6 +137,16 @@ def write_results(
                     if not _is_locked(error) or num_waits == _MAX_LOCK_WAITS or not may_wait():
                         raise
             counts.add(len(chosen), num_taken, refused)
+            if len(refused) < len(chosen):
+                refused_in_a_row = []
+                continue
+            refused_in_a_row += refused
+            if len(refused_in_a_row) >= _BATCH_ROWS:
+                raise StorageError(
+                    f"{target.table} refused {len(refused_in_a_row)} results one after another, first "
+                    f"{refused_in_a_row[0]}, and no more were tried; correct the table, "
+                    "then write back again."
+                )
 
 
 def _write_batch(

@@ -230,6 +230,63 @@ def test_a_table_that_changes_so_that_it_takes_no_row_stops_the_writing(
     assert not caught.value.retryable
 
 
+def test_a_table_that_refuses_row_after_row_stops_the_writing(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.write_back._BATCH_ROWS", 50)
+    tries = []
+
+    def before_batch() -> None:
+        tries.append(1)
+        if len(tries) == 2:
+            table.run("ALTER TABLE {} ADD COLUMN owner text NOT NULL DEFAULT 'me'")
+            table.run("ALTER TABLE {} ALTER COLUMN owner DROP DEFAULT")
+
+    counts = WriteBackCounts()
+    with pytest.raises(StorageError) as caught:
+        write_results(
+            table.target,
+            "job_x",
+            "tiny",
+            (row(str(number)) for number in range(200)),
+            counts,
+            before_batch=before_batch,
+            may_wait=lambda: True,
+        )
+
+    assert str(caught.value) == (
+        f"{table.target.table} refused 50 results one after another, first '50' (null value in column "
+        f'"owner" of relation "{table.target.table}" violates not-null constraint), and no more were tried; '
+        "correct the table, then write back again."
+    )
+    assert len(tries) == 2
+    assert (counts.num_written, counts.num_refused, counts.num_dropped) == (50, 50, 0)
+    assert table.rows("count(*)") == [(50,)]
+
+
+def test_rows_refused_in_several_small_batches_stop_the_writing_too(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.write_back._BATCH_ROWS", 50)
+    monkeypatch.setattr("storage.write_back._BATCH_CHARS", 100)
+    table = Table(postgres_url, "id int PRIMARY KEY, text varchar(1)", {"text": "text"})
+    long = [row(str(number), "x" * 10) for number in range(200)]
+    counts = WriteBackCounts()
+
+    def write_all(rows: list[ResultRow]) -> None:
+        write_results(
+            table.target, "job_x", "tiny", rows, counts, before_batch=lambda: None, may_wait=lambda: True
+        )
+
+    write_all([*long[:45], row("45", "y"), *long[46:90]])
+    assert (counts.num_written, counts.num_refused) == (1, 89)
+    with pytest.raises(
+        StorageError, match="refused 50 results one after another, first '0' \\(value too long"
+    ):
+        write_all(long)
+    assert (counts.num_written, counts.num_refused) == (1, 139)
+
+
 def as_another_role(table: Table, postgres_url: str, rights: str) -> WriteBackTarget:
     """The table for a login that has these rights and owns nothing."""
     role = f"writer_{secrets.token_hex(4)}"
