@@ -17,6 +17,8 @@ from storage.target_table import WriteBackTarget, target_columns, upsert_stateme
 _BATCH_ROWS = 500
 _BATCH_CHARS = 4 << 20
 _STATEMENT_TIMEOUT_MS = 60_000
+# So many rows may take longer than that, each alone, before the writing ends: each costs a minute.
+_MAX_LATE_ROWS = 10
 # A lock is waited for in parts: between two of them a run may be told to end. A minute in all.
 _LOCK_TIMEOUT_MS = 5_000
 _MAX_LOCK_WAITS = 12
@@ -103,7 +105,7 @@ def write_results(
         before_batch: is called before each try of a batch; what it raises ends the writing and passes
             through.
         may_wait: asked every few seconds while another transaction locks the table or rows of it; after a
-            minute it is not waited for any more.
+            minute it is not waited for any more. Also before rows that took too long are tried in halves.
 
     Raises:
         ConfigurationError: the table has no such columns.
@@ -121,32 +123,43 @@ def write_results(
 
         # A refused row costs many statements: a table that takes nothing would take hours to say so.
         refused_in_a_row: list[str] = []
+        max_rows, num_late = _BATCH_ROWS, 0
         for batch in _batches(rows):
-            chosen = [row for row in batch if _has_own_key(row)]
-            counts.num_without_key += len(batch) - len(chosen)
+            left = [row for row in batch if _has_own_key(row)]
+            counts.num_without_key += len(batch) - len(left)
             if not target.takes_errors:
-                chosen = [row for row in chosen if row.status == "succeeded"]
+                left = [row for row in left if row.status == "succeeded"]
+            # Rows of one batch may have been slow without those of the next being so.
+            max_rows = min(2 * max_rows, _BATCH_ROWS)
             num_waits = 0
-            while True:
+            while left:
+                part = left[:max_rows]
                 before_batch()
                 try:
-                    num_taken, refused = _write_batch(connection, chosen, store)
-                    break
+                    num_taken, refused = _write_batch(connection, part, store)
+                except psycopg.errors.QueryCanceled as error:
+                    if not may_wait() or num_late == _MAX_LATE_ROWS:
+                        raise
+                    if len(part) > 1:
+                        max_rows = len(part) // 2
+                        continue
+                    store([])
+                    num_late += 1
+                    num_taken, refused = 0, [_refusal(part[0], error)]
                 except psycopg.Error as error:
                     num_waits += 1
                     if not _is_locked(error) or num_waits == _MAX_LOCK_WAITS or not may_wait():
                         raise
-            counts.add(len(chosen), num_taken, refused)
-            if len(refused) < len(chosen):
-                refused_in_a_row = []
-                continue
-            refused_in_a_row += refused
-            if len(refused_in_a_row) >= _BATCH_ROWS:
-                raise StorageError(
-                    f"{target.table} refused {len(refused_in_a_row)} results one after another, first "
-                    f"{refused_in_a_row[0]}, and no more were tried; correct the table, "
-                    "then write back again."
-                )
+                    continue
+                left, num_waits = left[len(part) :], 0
+                counts.add(len(part), num_taken, refused)
+                refused_in_a_row = [*refused_in_a_row, *refused] if len(refused) == len(part) else []
+                if len(refused_in_a_row) >= _BATCH_ROWS:
+                    raise StorageError(
+                        f"{target.table} refused {len(refused_in_a_row)} results one after another, first "
+                        f"{refused_in_a_row[0]}, and no more were tried; correct the table, "
+                        "then write back again."
+                    )
 
 
 def _write_batch(
@@ -164,7 +177,7 @@ def _write_batch(
         # Without rows the statement still needs the table, its columns and the rights, but asks no row's
         # trigger or policy: it fails where no row could be written.
         store([])
-        refused.append(f"{row.custom_id!r} ({_reason(error)})")
+        refused.append(_refusal(row, error))
 
     with connection.transaction():
         # A constraint that waits for the commit would take the whole batch with it.
@@ -246,12 +259,20 @@ def _target_error(error: psycopg.Error, target: WriteBackTarget) -> StorageError
         return StorageUnavailableError(
             f"{target.table} is locked by another transaction; end that one and write back again."
         )
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return StorageUnavailableError(
+            f"{target.table} took longer than {_STATEMENT_TIMEOUT_MS // 1_000} s for a statement, or it was "
+            "cancelled; make its triggers faster, or write back again when its server has less to do."
+        )
     if isinstance(error, psycopg.OperationalError):
         return StorageUnavailableError(
-            f"The server of {target.table} did not answer, broke off or took too long; write back again "
-            "later."
+            f"The server of {target.table} did not answer or broke off; write back again later."
         )
     return StorageError(f"{target.table} cannot be written ({_reason(error)}).")
+
+
+def _refusal(row: ResultRow, error: Exception) -> str:
+    return f"{row.custom_id!r} ({_reason(error)})"
 
 
 def _reason(error: Exception) -> str:

@@ -433,6 +433,65 @@ def test_a_table_that_stays_locked_is_told(table: Table, lock: str, is_told_to_e
     assert table.rows("id, text") == [(2, "old")]
 
 
+@pytest.fixture
+def slow_table(table: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table whose trigger takes as many seconds for a row as its text says, where a statement has 1 s."""
+    monkeypatch.setattr("storage.write_back._STATEMENT_TIMEOUT_MS", 1_000)
+    function = f"sleep_{secrets.token_hex(4)}"
+    table.execute(
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_sleep(NEW.text::float); RETURN NEW; END $$"
+    )
+    table.run(f"CREATE TRIGGER slow BEFORE INSERT ON {{}} FOR EACH ROW EXECUTE FUNCTION {function}()")
+    return table
+
+
+def test_rows_that_take_too_long_together_are_written_in_parts(slow_table: Table) -> None:
+    counts = slow_table.write(*(row(str(number), "0.1") for number in range(20)))
+    assert counts == WriteBackCounts(num_written=20)
+    assert slow_table.rows("count(*)") == [(20,)]
+
+
+def test_a_row_that_takes_too_long_alone_is_refused_alone(slow_table: Table) -> None:
+    counts = slow_table.write(*(row(str(number), "5" if number == 3 else "0") for number in range(6)))
+    assert (counts.num_written, counts.num_refused) == (5, 1)
+    assert "'3' (canceling statement due to statement timeout)" in str(counts.refusal("t"))
+    assert [found[0] for found in slow_table.rows()] == [0, 1, 2, 4, 5]
+
+
+def test_a_table_where_row_after_row_takes_too_long_stops_the_writing(
+    slow_table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.write_back._MAX_LATE_ROWS", 2)
+    counts = WriteBackCounts()
+    with pytest.raises(StorageUnavailableError, match=r"took longer than .* make its triggers faster"):
+        write_results(
+            slow_table.target,
+            "job_x",
+            "tiny",
+            [row(str(number), "0" if number == 0 else "5") for number in range(8)],
+            counts,
+            before_batch=lambda: None,
+            may_wait=lambda: True,
+        )
+    assert (counts.num_written, counts.num_refused) == (1, 2)
+
+
+def test_a_run_that_is_told_to_end_does_not_try_slow_rows_in_parts(slow_table: Table) -> None:
+    tries: list[int] = []
+    with pytest.raises(StorageUnavailableError, match="took longer than"):
+        write_results(
+            slow_table.target,
+            "job_x",
+            "tiny",
+            [row("1", "5"), row("2", "5")],
+            WriteBackCounts(),
+            before_batch=lambda: tries.append(1),
+            may_wait=lambda: False,
+        )
+    assert len(tries) == 1
+
+
 @pytest.mark.parametrize(
     ("columns", "fields", "reason"),
     [
