@@ -6,15 +6,33 @@ in the environment wins. Variables start with `BLEND_`; a nested value is reache
 `PREFECT_API_URL` is the one exception, since Prefect's own clients read it too.
 """
 
+import json
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    DotEnvSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from blend_core.engines.vllm.passed_options import check_passed_options, options_of_texts
 from blend_core.errors import ConfigurationError
+from flows.settings_file import SettingsLine, read_settings_file
 
 SETTINGS_FILE = "blend.env"
 
@@ -22,6 +40,12 @@ SETTINGS_FILE = "blend.env"
 class _Group(BaseModel):
     # A mistyped variable must not pass as one that says nothing.
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any, info: ValidationInfo) -> Any:
+        may_be_none = info.field_name is not None and cls.model_fields[info.field_name].default is None
+        return None if value == "" and may_be_none else value
 
 
 class DatabaseSettings(_Group):
@@ -120,6 +144,51 @@ class Settings(BaseSettings):
         None, validation_alias="PREFECT_API_URL", description="Prefect server; empty uses the embedded one"
     )
 
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given in code, then the environment, then the file."""
+        assert isinstance(dotenv_settings, DotEnvSettingsSource)
+        if dotenv_settings.env_file is None:
+            return init_settings, env_settings
+        # The library's own reader passes over lines that it cannot read, and replaces `${…}` in values.
+        file_settings = EnvSettingsSource(settings_cls)
+        lines = read_settings_file(Path(str(dotenv_settings.env_file)))
+        file_settings.env_vars = {line.name.lower(): line.value for line in lines}
+        return init_settings, env_settings, file_settings
+
+
+def _structured(group: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Variables that hold JSON, or parts with names of their own behind two underscores."""
+    for name, field in group.model_fields.items():
+        variable, kind = f"{prefix}{name.upper()}", field.annotation
+        if get_origin(kind) is dict:
+            yield variable
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield variable
+            yield from _structured(kind, f"{variable}__")
+
+
+_STRUCTURED = tuple(_structured(Settings, "BLEND_"))
+_PARTS = tuple(f"{name}__" for name in _STRUCTURED)
+_NAMES = {
+    str(field.validation_alias or f"BLEND_{name.upper()}") for name, field in Settings.model_fields.items()
+}
+
+
+class _Given(NamedTuple):
+    """A variable, of the environment first, and where it stands."""
+
+    name: str
+    value: str
+    place: str
+
 
 def settings_file(home: Path) -> Path:
     """Where the settings of a state folder lie; the file need not be there."""
@@ -131,22 +200,23 @@ def load_settings() -> Settings:
 
     Raises:
         ConfigurationError: a variable has no meaning or a wrong value, or the file cannot be read; names the
-            variable and the file.
+            variable and its place, the environment or the file.
     """
     home = Path(os.environ.get("BLEND_HOME") or Settings.model_fields["home"].default)
     file = settings_file(home)
+    lines = read_settings_file(file)
+    for line in lines:
+        _check_line(line, file)
+    given = [
+        _Given(name.upper(), value, f"Environment variable {name}") for name, value in os.environ.items()
+    ]
+    given += [_Given(line.name, line.value, f"{line.name} in line {line.number} of {file}") for line in lines]
     try:
-        settings = Settings(_env_file=file)
+        settings = Settings(home=home, _env_file=file)
     except ValidationError as error:
-        raise _wrong_setting(error, file) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"{file} cannot be read ({type(error).__name__}); make it a text file that you may read."
-        ) from None
-    if settings.home != home:
-        raise ConfigurationError(
-            f"{file} sets BLEND_HOME, which says where this file lies; set it in the environment."
-        )
+        raise _wrong_setting(error, given) from None
+    except SettingsError:
+        raise _no_json(given) from None
     job = settings.nightly.job
     if job is not None and not job.is_absolute() and "BLEND_NIGHTLY__JOB" not in os.environ:
         raise ConfigurationError(
@@ -156,13 +226,44 @@ def load_settings() -> Settings:
     return settings
 
 
-def _wrong_setting(error: ValidationError, file: Path) -> ConfigurationError:
+def _check_line(line: SettingsLine, file: Path) -> None:
+    if line.name == "BLEND_HOME":
+        raise ConfigurationError(
+            f"Line {line.number} of {file} sets BLEND_HOME, which says where this file lies; set it in the "
+            "environment."
+        )
+    if line.name not in _NAMES and not line.name.startswith(_PARTS):
+        raise ConfigurationError(
+            f"{line.name} in line {line.number} of {file} is no setting; correct its name or remove the line."
+        )
+
+
+def _wrong_setting(error: ValidationError, given: Sequence[_Given]) -> ConfigurationError:
     first = error.errors(include_input=False, include_url=False)[0]
-    parts = [str(part).upper() for part in first["loc"]]
-    is_unknown = first["type"] == "extra_forbidden"
-    # Of the environment only names of settings are looked at: a first part that is none stands in the file.
-    name = parts[0] if is_unknown and len(parts) == 1 else "BLEND_" + "__".join(parts)
-    place = f"Environment variable {name}" if name in os.environ else f"{name} in {file}"
-    if is_unknown:
+    name = "BLEND_" + "__".join(str(part).upper() for part in first["loc"])
+    exact = [each.place for each in given if each.name == name]
+    # A value may come out of a variable with JSON above it, or be made of variables for its parts.
+    around = [
+        each.place for each in given if name.startswith(f"{each.name}__") or each.name.startswith(f"{name}__")
+    ]
+    place = [*exact, *around, name][0]
+    if first["type"] == "extra_forbidden":
         return ConfigurationError(f"{place} is no setting; correct its name or unset it.")
     return ConfigurationError(f"{place}: {first['msg']}.")
+
+
+def _no_json(given: Sequence[_Given]) -> ConfigurationError:
+    place, name = next((each.place, each.name) for each in given if _lacks_json(each))
+    return ConfigurationError(
+        f"{place} is no JSON; set its parts one by one, as {name}__NAME, or write a JSON object."
+    )
+
+
+def _lacks_json(given: _Given) -> bool:
+    if given.name not in _STRUCTURED:
+        return False
+    try:
+        json.loads(given.value)
+    except ValueError:
+        return True
+    return False

@@ -51,14 +51,114 @@ def test_a_line_that_is_wrong_is_named_with_the_file(
     assert str(file) in str(refused.value)
 
 
-def test_the_file_cannot_say_where_it_lies_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_environment", [True, False])
+def test_the_file_cannot_say_where_it_lies_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_environment: bool
+) -> None:
     monkeypatch.delenv("BLEND_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / ".blend").mkdir()
-    (tmp_path / ".blend" / "blend.env").write_text("BLEND_HOME=/elsewhere\n")
+    home = tmp_path / ".blend"
+    home.mkdir()
+    (home / "blend.env").write_text(f"BLEND_HOME={home}\n")
+    if in_environment:
+        monkeypatch.setenv("BLEND_HOME", str(home))
 
-    with pytest.raises(ConfigurationError, match=r"blend\.env sets BLEND_HOME"):
+    with pytest.raises(ConfigurationError, match=r"Line 1 of .*blend\.env sets BLEND_HOME"):
         load_settings()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "BLEND_NIGHTLY__CRON: 0 3 * * *",
+        "garbage line",
+        "BLEND_NIGHTLY__JOB",
+        "BLEND_NIGHTLY__CRON='0 3 * * *",
+        "BLEND_NIGHTLY__CRON='0 3 * * *'x",
+        "BLEND_SOURCES__A='x\nBLEND_SOURCES__B='",
+    ],
+)
+def test_a_line_that_sets_nothing_is_named_by_its_number(file: Path, line: str) -> None:
+    file.write_text(f"# the night\n\n{line}\nBLEND_NIGHTLY__TIMEZONE=UTC\n")
+
+    with pytest.raises(ConfigurationError, match="NAME=value") as refused:
+        load_settings()
+
+    assert f"Line 3 of {file}" in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["BLEND_NIGHTLYY__JOB=", "home=/elsewhere"])
+def test_no_line_is_passed_over_by_its_name(file: Path, line: str) -> None:
+    file.write_text(f"{line}\n")
+
+    with pytest.raises(ConfigurationError, match=r"line 1 of .* is no setting"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("pa${HOME}ss$x", "pa${HOME}ss$x"),
+        ("pa#ss # a comment", "pa#ss"),
+        ("'pa #ss' # a comment", "pa #ss"),
+        ("""'it\\'s "so"'""", """it's "so\""""),
+        ('"a\\"b"', 'a"b'),
+        ("it's", "it's"),
+    ],
+)
+def test_a_value_is_taken_as_it_stands(file: Path, written: str, value: str) -> None:
+    file.write_text(f"BLEND_SOURCES__SHOP={written}\n")
+
+    assert load_settings().sources["shop"].get_secret_value() == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("BLEND_DATABASE", "x"), ("BLEND_SOURCES", "{bad"), ("BLEND_ENGINE__VLLM", "x")],
+)
+def test_a_group_that_is_no_json_is_named_with_its_place(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    file.write_text(f"{name}={value}\n")
+    with pytest.raises(ConfigurationError, match=f"^{name} in line 1 of .*blend.env is no JSON"):
+        load_settings()
+
+    monkeypatch.setenv(name, "{}")
+    with pytest.raises(ConfigurationError, match=f"^{name} in line 1 of .*blend.env is no JSON"):
+        load_settings()
+
+    file.unlink()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"^Environment variable {name} is no JSON"):
+        load_settings()
+
+
+def test_a_part_of_a_group_in_json_is_told_by_the_place_of_the_group(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLEND_ENGINE", '{"kv_gib": "much"}')
+
+    with pytest.raises(ConfigurationError, match=r"^Environment variable BLEND_ENGINE: "):
+        load_settings()
+
+
+def test_an_empty_value_means_none(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.write_text("BLEND_NIGHTLY__JOB=\nBLEND_DATABASE__URL=\n")
+    settings = load_settings()
+    assert (settings.nightly.job, settings.database.url) == (None, None)
+
+    file.write_text("BLEND_NIGHTLY__JOB=/srv/night.yaml\n")
+    monkeypatch.setenv("BLEND_NIGHTLY__JOB", "")
+    assert load_settings().nightly.job is None
+
+
+def test_a_folder_in_place_of_the_file_is_refused(file: Path) -> None:
+    file.mkdir()
+
+    with pytest.raises(ConfigurationError, match="cannot be read") as refused:
+        load_settings()
+
+    assert str(file) in str(refused.value)
 
 
 def test_a_file_that_is_no_text_is_named(file: Path) -> None:
