@@ -155,8 +155,8 @@ def submit(
     """Submit a batch job and return its id at once.
 
     The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status JOB` or on
-    Prefect's pages. Settings are those of the environment of `blend up`, not of this command. A job that was
-    stopped is continued with --job-id.
+    Prefect's pages. Settings are those of the environment of `blend up` and of the file blend.env, not of
+    this command. A job that was stopped is continued with --job-id.
 
     \b
     Examples:

@@ -30,8 +30,8 @@ def up(
     Starts only what is missing; a service whose URL is in the environment is the user's own and left alone.
     Brings the tables up to date. Everything goes on running after the command; `blend down` stops it.
 
-    Submitted and nightly jobs run with the settings of this command: its environment and, where that says
-    nothing, the file blend.env in the state folder, which holds lines such as
+    Submitted and nightly jobs run in the environment of this command and, where that says nothing, by the
+    file blend.env in the state folder as it is when they start; it holds lines such as
     BLEND_NIGHTLY__JOB=/srv/night/tickets.yaml. After a change run it again; while a job runs there, a changed
     setting is refused.
 
