@@ -202,7 +202,7 @@ def load_settings() -> Settings:
         ConfigurationError: a variable has no meaning or a wrong value, or the file cannot be read; names the
             variable and its place, the environment or the file.
     """
-    home = Path(os.environ.get("BLEND_HOME") or Settings.model_fields["home"].default)
+    home = Path(os.environ.get("BLEND_HOME") or Settings.model_fields["home"].default).expanduser()
     file = settings_file(home)
     lines = read_settings_file(file)
     for line in lines:
@@ -231,6 +231,11 @@ def _check_line(line: SettingsLine, file: Path) -> None:
         raise ConfigurationError(
             f"Line {line.number} of {file} sets BLEND_HOME, which says where this file lies; set it in the "
             "environment."
+        )
+    if line.name == "CUDA_VISIBLE_DEVICES":
+        raise ConfigurationError(
+            f"Line {line.number} of {file} sets CUDA_VISIBLE_DEVICES, which CUDA reads from the environment "
+            "alone; set it there."
         )
     if line.name not in _NAMES and not line.name.startswith(_PARTS):
         raise ConfigurationError(

@@ -175,7 +175,7 @@ class ServeService:
             name: value for name, value in environment.items() if name.startswith(("BLEND_", "PREFECT_"))
         }
         file = self._settings_file
-        more = file.read_text() if file is not None and file.is_file() else ""
+        more = file.read_bytes().hex() if file is not None and file.is_file() else ""
         text = json.dumps([settings, more, self._command], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
