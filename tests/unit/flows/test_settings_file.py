@@ -51,7 +51,6 @@ def test_a_line_that_is_wrong_is_named_with_the_file(
     assert str(file) in str(refused.value)
 
 
-@pytest.mark.parametrize("in_environment", [True, False])
 def test_gpus_are_chosen_in_the_environment_where_cuda_reads_it(file: Path) -> None:
     file.write_text("BLEND_ENGINE__NAME=torch\nCUDA_VISIBLE_DEVICES=1\n")
     with pytest.raises(ConfigurationError, match=r"Line 2 of .* sets CUDA_VISIBLE_DEVICES"):
@@ -70,6 +69,7 @@ def test_a_home_folder_is_expanded_like_anywhere_else(
     assert settings.nightly.timezone == "Europe/Berlin"
 
 
+@pytest.mark.parametrize("in_environment", [True, False])
 def test_the_file_cannot_say_where_it_lies_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_environment: bool
 ) -> None:
