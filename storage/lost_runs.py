@@ -1,4 +1,4 @@
-"""Runs that have not ended as far as the database knows; those of processes known to be dead are freed."""
+"""Runs that have not ended as far as the database knows, those that are dead, and jobs that nothing runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from datetime import datetime
 import sqlalchemy as sa
 
 from storage.database import Database
+from storage.job_status import JobStatus
 from storage.runs import RunStatus
-from storage.schema import run
+from storage.schema import batch_job, run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,45 @@ def _live_runs(db: Database, which: sa.ColumnElement[bool]) -> list[LiveRun]:
     )
     with db.connect() as connection:
         return [LiveRun(*row) for row in connection.execute(statement)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedJob:
+    """A job that was begun and that nothing runs.
+
+    Attributes:
+        job_id: the job.
+        name: its name.
+        status: where it stands.
+    """
+
+    job_id: str
+    name: str
+    status: str
+
+
+def stopped_jobs(db: Database) -> list[StoppedJob]:
+    """Jobs that were begun, have not ended and are held by no run whose lease lasts; the oldest first."""
+    is_held = (
+        sa.select(run.c.run_id)
+        .where(
+            run.c.job_id == batch_job.c.job_id,
+            run.c.status == RunStatus.RUNNING.value,
+            run.c.lease_expires_at > sa.func.clock_timestamp(),
+        )
+        .exists()
+    )
+    statement = (
+        sa.select(batch_job.c.job_id, batch_job.c.name, batch_job.c.status)
+        .where(
+            batch_job.c.status.in_([status.value for status in JobStatus if not status.is_end]),
+            batch_job.c.current_run_id.is_not(None),
+            ~is_held,
+        )
+        .order_by(batch_job.c.created_at, batch_job.c.job_id)
+    )
+    with db.connect() as connection:
+        return [StoppedJob(*row) for row in connection.execute(statement)]
 
 
 def mark_lost(db: Database, run_id: str) -> None:

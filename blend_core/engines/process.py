@@ -276,6 +276,6 @@ def _died(return_code: int) -> EngineDiedError:
     else:
         how = f"ended with exit status {return_code}"
     return EngineDiedError(
-        f"The engine process {how}; its unfinished requests run again when the job is continued.",
+        f"The engine process {how}; its unfinished requests run again with the next one.",
         return_code=return_code,
     )

@@ -2,12 +2,13 @@
 
 import sys
 from contextlib import suppress
+from datetime import UTC
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blend_core.errors import BlendError
+from blend_core.errors import BlendError, ConfigurationError
 from flows.cli.job_options import (
     S3,
     Connection,
@@ -173,12 +174,18 @@ def submit(
     from flows.cli.services import connected
     from flows.cli.stack import prefect_ui_url
     from flows.deployments import resubmit_job, submit_job
+    from storage.jobs import get_job
 
     with connected() as wiring:
         if spec is not None and wiring.settings.prefect_api_url is None:
             # Behind the Prefect server of somebody else there may be other models.
             wiring.models.resolve(spec.model)
         if job_id is not None:
+            job = get_job(wiring.database, job_id)
+            if job.finished_at is not None:
+                raise ConfigurationError(
+                    f"{_ended_before(job)} and has nothing left to run; submit a new job.", job_id=job_id
+                )
             submitted = resubmit_job(wiring, job_id)
         else:
             assert spec is not None
@@ -196,11 +203,14 @@ def _told_end(job: "Job") -> bool:
     """Whether a job has ended, so that there is nothing to run; tells it."""
     if job.finished_at is None:
         return False
-    tell(
-        f"Job {job.job_id} had ended before, {job.status} at {job.finished_at:%Y-%m-%d %H:%M:%S}: nothing is "
-        "run. For another run of its requests make a new job."
-    )
+    tell(f"{_ended_before(job)}: nothing is run. For another run of its requests make a new job.")
     return True
+
+
+def _ended_before(job: "Job") -> str:
+    assert job.finished_at is not None, "asked of jobs that have ended"
+    at = job.finished_at.astimezone(UTC)
+    return f"Job {job.job_id} had ended before, {job.status} at {at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _print_outcome(outcome: "JobOutcome", *, ended_before: bool, json: bool) -> None:

@@ -47,16 +47,20 @@ def _status_of_all(*, json: bool) -> None:
     from flows.cli.services import connected, local_stack
     from flows.settings import load_settings
     from storage.jobs import list_jobs
+    from storage.lost_runs import StoppedJob, stopped_jobs
 
     settings = load_settings()
     stack = local_stack(settings)
     services, state = stack.status(), stack.state()
     jobs: list[Job] | None = None
     nights: list[dict[str, Any]] = []
+    stopped: list[StoppedJob] = []
     try:
         with connected(settings) as wiring:
             jobs = list_jobs(wiring.database, limit=NUM_RECENT_JOBS)
             nights = _troubled_nights(wiring.database)
+            told = {night["job_id"] for night in nights}
+            stopped = [job for job in stopped_jobs(wiring.database) if job.job_id not in told]
     except BlendError as error:
         reason = str(error)
     if json:
@@ -76,6 +80,7 @@ def _status_of_all(*, json: bool) -> None:
                 ],
                 "jobs": None if jobs is None else [_job_json(job) for job in jobs],
                 "troubled_nights": nights,
+                "stopped_jobs": [job.job_id for job in stopped],
             }
         )
         return
@@ -109,6 +114,11 @@ def _status_of_all(*, json: bool) -> None:
         )
     for night in nights:
         print_line(night["message"])
+    for each in stopped:
+        print_line(
+            f"Nothing runs job {each.job_id} ({each.name}, {each.status}); continue it with: "
+            f"blend run --job-id {each.job_id}"
+        )
 
 
 def _troubled_nights(database: "Database") -> list[dict[str, Any]]:
@@ -175,7 +185,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
     if deaths:
         last = deaths[-1]
-        print_line(f"Its engine died {len(deaths)} times, last at {last.died_at:%H:%M:%S}: {last.reason}")
+        how_often = "once" if len(deaths) == 1 else f"{len(deaths)} times"
+        print_line(f"Its engine died {how_often}, last at {last.died_at:%H:%M:%S}: {last.reason}")
     if job.error_message:
         print_line(job.error_message)
     if job.write_back is not None:

@@ -16,6 +16,7 @@ from flows.lease_holder import holder_details
 from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job
 from flows.wiring import Wiring
+from storage.lost_runs import mark_lost
 from storage.runs import start_run
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
@@ -144,6 +145,19 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
     assert json.loads(done.stdout)["status"] == "cancelled"
     assert f"Job {job_id} had ended before, cancelled at 2" in done.stderr
     assert f"Job {job_id} had ended before, cancelled: 0" in blend("run", "--job-id", job_id, status=1).stdout
+    refused = blend("submit", "--job-id", job_id, status=2)
+    assert f"Job {job_id} had ended before, cancelled at 2" in refused.stderr
+    assert "submit a new job" in refused.stderr
+
+
+def test_a_job_that_nothing_runs_is_told_in_the_list(blend: Blend, wiring: Wiring, make_job: Any) -> None:
+    job_id = create_job(wiring, make_job(num_chats=2))
+    assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
+    run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
+    mark_lost(wiring.database, run.run_id)
+    assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
+    assert f"Nothing runs job {job_id}" in blend("status").stdout
+    cancel_job(wiring, job_id, SilentProgress())
 
 
 def test_a_job_whose_process_was_killed_does_not_look_healthy(

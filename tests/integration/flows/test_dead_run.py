@@ -13,8 +13,9 @@ from flows.progress import Progress, SilentProgress
 from flows.run_lease import free_dead_run, take_job
 from flows.stopping import StopReason, StopSignal
 from storage.database import Database
-from storage.jobs import create_job
-from storage.lost_runs import live_run
+from storage.job_status import JobStatus
+from storage.jobs import create_job, request_cancel, set_job_status
+from storage.lost_runs import live_run, mark_lost, stopped_jobs
 from storage.runs import Run, heartbeat, start_run
 
 pytestmark = pytest.mark.postgres
@@ -165,3 +166,22 @@ def test_a_run_that_died_when_its_job_had_ended_is_written_off(db: Database, job
 
     assert free_dead_run(db, job_id)
     assert live_run(db, job_id) is None
+
+
+def test_a_job_that_was_begun_and_that_nothing_runs_is_found(db: Database, job_id: str) -> None:
+    def is_stopped() -> bool:
+        return job_id in {job.job_id for job in stopped_jobs(db)}
+
+    # One that waits for its first run is nobody's loss.
+    assert not is_stopped()
+    first = hold_elsewhere(db, job_id, lease_s=30)
+    assert not is_stopped()
+    mark_lost(db, first.run_id)
+    assert is_stopped()
+    second = hold_elsewhere(db, job_id, lease_s=30)
+    assert not is_stopped()
+    heartbeat(db, second, lease_s=-1)
+    assert is_stopped()
+    request_cancel(db, job_id)
+    set_job_status(db, job_id, JobStatus.CANCELLED, run=second)
+    assert not is_stopped()
