@@ -10,6 +10,7 @@ from blend_core.engines.vllm.remote_control import RemoteControl
 from blend_core.errors import EngineDiedError
 
 _REPORT_WAIT_S: Final = 0.05
+_ALIVE_CHECK_S: Final = 0.2
 
 
 class Core(Protocol):
@@ -106,6 +107,7 @@ class RemoteCore:
                     return
             yield report
             if isinstance(report, Stepped) and report.has_outputs:
+                self._await_outputs()
                 yield from self._llm_engine.step()
         except EngineDeadError as error:
             # What it admitted last is what it may have died of.
@@ -116,6 +118,19 @@ class RemoteCore:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
+
+    def _await_outputs(self) -> None:
+        """Waits for the outputs of a step that was reported.
+
+        The core may end in between. vLLM then stops what would put anything into the queue that it goes on to
+        wait at.
+        """
+        core = self._llm_engine.engine_core
+        outputs = core.outputs_queue
+        with outputs.not_empty:
+            while not outputs.queue:
+                core.ensure_alive()
+                outputs.not_empty.wait(_ALIVE_CHECK_S)
 
     def _last_outputs(self) -> Iterator[Any]:
         """Answers that the core sent before it ended."""

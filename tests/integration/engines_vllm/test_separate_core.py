@@ -7,16 +7,22 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from queue import Queue
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.process import EngineProcess
+from blend_core.engines.vllm.control import Stepped
+from blend_core.engines.vllm.core import RemoteCore
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.remote_control import RemoteControl
 from blend_core.errors import ConfigurationError, EngineDiedError, EngineStartError
 from blend_core.model_store import ModelStore
 from blend_core.request import SamplingParams
@@ -81,6 +87,30 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
         assert not group(pid)
     finally:
         process.close()
+
+
+def test_a_core_that_ends_between_a_report_and_its_outputs_is_not_waited_for() -> None:
+    stepped = Stepped(None, 0, True, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0)
+    reports: deque[Stepped] = deque([stepped])
+
+    def next_report(timeout_s: float) -> Stepped:
+        if not reports:
+            raise EngineDiedError("The scheduler ended.")
+        return reports.popleft()
+
+    def ensure_alive() -> None:
+        raise EngineDeadError
+
+    def step() -> list[Any]:
+        raise AssertionError("there is nothing to wait for")
+
+    client = SimpleNamespace(outputs_queue=Queue(), ensure_alive=ensure_alive)
+    llm_engine = SimpleNamespace(engine_core=client, step=step)
+    core = RemoteCore(llm_engine, cast(RemoteControl, SimpleNamespace(next_report=next_report)))
+    events = core.step()
+    assert next(events) == stepped
+    with pytest.raises(EngineDiedError, match="engine core ended"):
+        next(events)
 
 
 @pytest.mark.slow
