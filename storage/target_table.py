@@ -129,7 +129,7 @@ def target_columns(connection: psycopg.Connection, target: WriteBackTarget) -> d
             " has_column_privilege(a.attrelid, a.attnum, 'SELECT')"
             " AND has_column_privilege(a.attrelid, a.attnum, 'INSERT')"
             " AND has_column_privilege(a.attrelid, a.attnum, 'UPDATE'),"
-            " EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique"
+            " EXISTS (SELECT FROM pg_index i WHERE i.indrelid = a.attrelid AND i.indisunique AND i.indisvalid"
             " AND i.indimmediate AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum AND i.indpred IS NULL)"
             " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
             " WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped",
