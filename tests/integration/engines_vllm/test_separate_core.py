@@ -13,12 +13,10 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.vllm.control import Stepped
-from blend_core.engines.vllm.core import RemoteCore
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
@@ -89,7 +87,13 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
         process.close()
 
 
+@pytest.mark.filterwarnings("default")
 def test_a_core_that_ends_between_a_report_and_its_outputs_is_not_waited_for() -> None:
+    # vLLM's own imports warn.
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    from blend_core.engines.vllm.core import RemoteCore
+
     stepped = Stepped(None, 0, True, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0)
     reports: deque[Stepped] = deque([stepped])
 
