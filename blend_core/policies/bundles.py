@@ -24,13 +24,15 @@ class Bundles:
     time of all of them, by the plan's estimates. They are neighbours in planned order.
     """
 
-    __slots__ = ("_members", "_number", "_sides")
+    __slots__ = ("_by_first", "_members", "_number", "_prefix_tokens", "_sides")
 
     def __init__(self, members: list[list[int]]) -> None:
-        """Takes the slots of each, which have no side yet."""
+        """Takes the slots of each in planned order, which have no side yet."""
         self._members = members
         self._sides: list[Side | None] = [None] * len(members)
         self._number = {slot: number for number, slots in enumerate(members) for slot in slots}
+        self._by_first = {slots[0]: slots[1:] for slots in members}
+        self._prefix_tokens: dict[int, int] = {}
 
     def number_of(self, slot: int) -> int:
         """The bundle that a request belongs to; `NO_BUNDLE` for none."""
@@ -40,6 +42,20 @@ class Bundles:
         """The side that a request is on with its bundle, as of the last `sort`; None where it has none."""
         number = self._number.get(slot)
         return None if number is None else self._sides[number]
+
+    def num_held_tokens(self, slot: int, ledger: Ledger) -> int:
+        """Prompt tokens of a request that others of its bundle in flight hold, where the plan counts on none
+        before it: the first in planned order may come last."""
+        others = self._by_first.get(slot)
+        if others is None:
+            return 0
+        phase = ledger.phase
+        if not any(phase[other] in (PREFILLING, DECODING) for other in others):
+            return 0
+        num_tokens = self._prefix_tokens.get(slot)
+        if num_tokens is None:
+            num_tokens = self._prefix_tokens[slot] = min(map(ledger.num_shared_tokens.__getitem__, others))
+        return num_tokens
 
     def sort(self, ledger: Ledger, side_of: Callable[[list[int], Side | None], Side]) -> None:
         """Gives each its side: that of those in flight, whose prefix is there, or as it is told.

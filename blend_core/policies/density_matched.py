@@ -110,7 +110,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         candidate = self._look()
         if candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
-            num_tokens = max(num_tokens, min(chunk_tokens, ledger.num_own_tokens(candidate)))
+            num_tokens = max(num_tokens, min(chunk_tokens, self._sides.num_own_tokens(candidate)))
         return min(num_tokens_at_most, int(num_tokens))
 
     def next_request(self, view: EngineView) -> Admission | None:
@@ -308,7 +308,7 @@ class DensityMatchedPolicy(QueuedPolicy):
     def _has_room_now(self, view: EngineView, slot: int, num_blocks: int) -> bool:
         """Whether KV has room for a right request: it was looked at ahead when it was found, which may be a
         while ago."""
-        num_tokens = self._ledger.num_tokens[RIGHT] + self._ledger.num_own_tokens(slot)
+        num_tokens = self._ledger.num_tokens[RIGHT] + self._sides.num_own_tokens(slot)
         return num_tokens <= self._right_limit_tokens and self._fits(view, slot, num_blocks)
 
     def _soonest(self) -> Iterator[int]:

@@ -110,7 +110,7 @@ class LookAhead:
                 return
             self._blocked = head, clock, limit_tokens
         if self._rules.fills_gaps and not self._must_be_next(head):
-            longest = self.projection.longest_fit(self._ledger.num_own_tokens(head), limit_tokens)
+            longest = self.projection.longest_fit(self._sides.num_own_tokens(head), limit_tokens)
             filler = self._sides.filler(longest)
             if filler is not None and self._fits(filler, limit_tokens):
                 self.candidate = filler
@@ -142,4 +142,4 @@ class LookAhead:
         alive = self.projection.alive(
             self._sides.kind(slot).lengths, output, ledger.output_tokens[slot] - output
         )
-        return ledger.num_own_tokens(slot), alive
+        return self._sides.num_own_tokens(slot), alive

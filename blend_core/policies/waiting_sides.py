@@ -166,6 +166,13 @@ class WaitingSides:
         """The kind of a request, on the side that it is on."""
         return self._part[slot]
 
+    def num_own_tokens(self, slot: int) -> int:
+        """KV tokens that a request holds by itself when it starts now."""
+        num_tokens = self._ledger.num_own_tokens(slot)
+        if (num_held := self._bundles.num_held_tokens(slot, self._ledger)) > 0:
+            num_tokens -= max(0, num_held - self._ledger.num_shared_tokens[slot])
+        return num_tokens
+
     def expected_tokens(self, slot: int) -> float:
         """Expected length of a request's answer."""
         lengths = self._part[slot].lengths

@@ -84,3 +84,15 @@ def test_a_bundle_stays_where_one_of_it_runs_and_goes_where_it_is_told_before_an
     bundles.sort(ledger, tell)
     assert {bundles.side_of(slot) for slot in slots[:3]} == {other}
     assert asked == [(slots[:3], None), ([slots[0], slots[2]], side)]
+
+
+def test_what_a_bundle_in_flight_holds_is_not_needed_again_by_its_first():
+    ledger = Ledger()
+    slots = ledger.take(plan_of([(seq, 100, 10, 0.0) for seq in range(4)], shared=[0, 80, 64, 0]))
+    bundles = Bundles([slots[:3]])
+    assert [bundles.num_held_tokens(slot, ledger) for slot in slots] == [0, 0, 0, 0]
+    ledger.admit(slots[2], Side.RIGHT, 0)
+    # The others are counted without what they share with the one before them anyway.
+    assert [bundles.num_held_tokens(slot, ledger) for slot in slots] == [64, 0, 0, 0]
+    ledger.finish(slots[2])
+    assert bundles.num_held_tokens(slots[0], ledger) == 0
