@@ -520,6 +520,21 @@ def test_a_table_that_cannot_take_results_is_told_beforehand(
         check_target(Table(postgres_url, columns, fields).target)
 
 
+def test_a_unique_index_that_could_not_be_built_is_none(postgres_url: str) -> None:
+    table = Table(postgres_url, "id text, summary text", {"text": "summary"})
+    table.run("INSERT INTO {} (id) VALUES ('1'), ('1')")
+    make_index = sql.SQL("CREATE UNIQUE INDEX CONCURRENTLY ON {} (id)").format(
+        sql.Identifier(table.target.table)
+    )
+    with (
+        psycopg.connect(table.url, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.UniqueViolation),
+    ):
+        connection.execute(make_index)
+    with pytest.raises(ConfigurationError, match="id is not unique"):
+        check_target(table.target)
+
+
 def test_a_missing_table_a_view_and_a_missing_right_are_told_beforehand(
     table: Table, postgres_url: str
 ) -> None:
