@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from storage.database import Database
 from storage.job_status import JobStatus
-from storage.runs import RunStatus
+from storage.runs import RunStatus, is_held
 from storage.schema import batch_job, run
 
 
@@ -79,21 +79,12 @@ class StoppedJob:
 
 def stopped_jobs(db: Database) -> list[StoppedJob]:
     """Jobs that were begun, have not ended and are held by no run whose lease lasts; the oldest first."""
-    is_held = (
-        sa.select(run.c.run_id)
-        .where(
-            run.c.job_id == batch_job.c.job_id,
-            run.c.status == RunStatus.RUNNING.value,
-            run.c.lease_expires_at > sa.func.clock_timestamp(),
-        )
-        .exists()
-    )
     statement = (
         sa.select(batch_job.c.job_id, batch_job.c.name, batch_job.c.status)
         .where(
             batch_job.c.status.in_([status.value for status in JobStatus if not status.is_end]),
             batch_job.c.current_run_id.is_not(None),
-            ~is_held,
+            ~is_held(),
         )
         .order_by(batch_job.c.created_at, batch_job.c.job_id)
     )

@@ -9,7 +9,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from storage.database import Database
 from storage.job_status import JobStatus
-from storage.schema import batch_job, nightly, run
+from storage.runs import is_held
+from storage.schema import batch_job, nightly
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +92,11 @@ def list_nightlies(db: Database) -> list[Nightly]:
 
 def night_jobs(db: Database, name: str) -> dict[date, NightJob]:
     """The latest job of every night of a nightly job, by logical date."""
-    is_running = (
-        sa.select(run.c.run_id)
-        .where(
-            run.c.job_id == batch_job.c.job_id,
-            run.c.status == "running",
-            run.c.lease_expires_at > sa.func.clock_timestamp(),
-        )
-        .exists()
-    )
     attempt = sa.func.row_number().over(
         partition_by=batch_job.c.logical_date, order_by=(batch_job.c.created_at, batch_job.c.job_id)
     )
     statement = (
-        sa.select(batch_job.c.job_id, batch_job.c.logical_date, batch_job.c.status, attempt, is_running)
+        sa.select(batch_job.c.job_id, batch_job.c.logical_date, batch_job.c.status, attempt, is_held())
         .where(batch_job.c.nightly == name)
         .order_by(batch_job.c.logical_date, attempt)
     )

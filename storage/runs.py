@@ -38,6 +38,19 @@ class JobNow:
     is_overdue: bool
 
 
+def is_held() -> sa.ColumnElement[bool]:
+    """Whether a run whose lease lasts executes the job; for a statement that selects from `batch_job`."""
+    return (
+        sa.select(run.c.run_id)
+        .where(
+            run.c.job_id == batch_job.c.job_id,
+            run.c.status == RunStatus.RUNNING.value,
+            run.c.lease_expires_at > sa.func.clock_timestamp(),
+        )
+        .exists()
+    )
+
+
 def start_run(
     db: Database, job_id: str, *, engine: str, policy: str, details: dict[str, str], lease_s: float
 ) -> Run:
