@@ -29,10 +29,11 @@ def is_gone(details: Mapping[str, str]) -> bool:
     wrong answer would cost work and no result, since the database refuses what a run writes that was taken
     over.
     """
-    if details.get(_MACHINE) != _machine():
+    pid = holder_pid(details)
+    if pid is None:
         return False
     try:
-        process = psutil.Process(int(details[_PID]))
+        process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return True
         return bool(abs(process.create_time() - float(details[_STARTED])) > _SAME_START_S)
