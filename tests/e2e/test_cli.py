@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +17,15 @@ from flows.running import cancel_job, create_job
 from flows.wiring import Wiring
 from storage.lost_runs import mark_lost
 from storage.runs import start_run
+from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
-
-RUN_MAIN = "from flows.cli import main; main()"
-Blend = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
     """Runs `blend ARGUMENTS` with the stack in its environment and Prefect down."""
-    variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
-
-    def run(
-        *arguments: str, status: int = 0, environment: dict[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_MAIN, *arguments],
-            env=variables | (environment or {}),
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == status, done.stderr
-        return done
-
-    return run
+    return blend_in(tmp_path, os.environ | environment | PREFECT_DOWN)
 
 
 @pytest.fixture

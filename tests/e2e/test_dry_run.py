@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +9,17 @@ import pytest
 
 from flows.running import create_job
 from flows.wiring import Wiring
+from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
-RUN_MAIN = "from flows.cli import main; main()"
 ON_A100 = ("--model", "llama-3.1-8b", "--device", "a100-80g")
-Blend = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def blend(environment: dict[str, str], tmp_path: Path) -> Blend:
     """Runs `blend ARGUMENTS` with the stack in its environment and Prefect down."""
-    variables = os.environ | environment | {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
-
-    def run(*arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_MAIN, *arguments],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == status, done.stderr
-        return done
-
-    return run
+    return blend_in(tmp_path, os.environ | environment | PREFECT_DOWN)
 
 
 def test_sources_of_a_job_file_are_planned_and_then_its_recorded_lengths(

@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,9 @@ from flows.lease_holder import holder_details
 from flows.running import create_job
 from flows.wiring import Wiring
 from storage.runs import RunStatus, finish_run, start_run
+from tests.e2e.command_line import Blend, blend_in
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]
-
-RUN_MAIN = "from flows.cli import main; main()"
-Blend = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -28,19 +24,7 @@ def blend(environment: dict[str, str], tmp_path: Path) -> Iterator[Blend]:
     """Runs `blend ARGUMENTS` with a state folder of its own; ends its services."""
     variables = os.environ | environment | {"BLEND_HOME": str(tmp_path / "home")}
     variables.pop("PREFECT_API_URL", None)
-
-    def run(*arguments: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_MAIN, *arguments],
-            env=variables,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == status, done.stderr
-        return done
-
+    run = blend_in(tmp_path, variables)
     yield run
     run("down")
 
