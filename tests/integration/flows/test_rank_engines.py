@@ -1,6 +1,7 @@
 """What a rank does with engines that are slow, wait for requests, or die."""
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -108,22 +109,19 @@ def away_at_first(work: Callable[..., Any], num_times: int = 2) -> Callable[...,
     return call
 
 
-@pytest.mark.parametrize("name", ["next_part", "set_culprits_aside"])
-def test_a_rank_outlasts_a_service_that_is_away_between_two_parts(
-    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(rank, "next_part"), (rank, "set_culprits_aside"), (engine_run, "set_run_details")],
+)
+def test_a_rank_outlasts_a_service_that_is_away_between_two_parts_or_when_its_engine_is_up(
+    context: JobContext,
+    shared: SharedPlan,
+    recorder: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
 ) -> None:
-    monkeypatch.setattr(rank, name, away_at_first(getattr(rank, name)))
-    engine: Any = DyingEngine(shared, set())
-
-    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
-
-    assert shared.is_done
-
-
-def test_an_engine_run_outlasts_a_service_that_is_away_when_its_engine_is_up(
-    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_run, "set_run_details", away_at_first(engine_run.set_run_details))
+    monkeypatch.setattr(module, name, away_at_first(getattr(module, name)))
     engine: Any = DyingEngine(shared, set())
 
     Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
