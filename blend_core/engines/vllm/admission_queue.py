@@ -30,14 +30,15 @@ class AdmissionQueue:
     When nothing runs and something is ready, a request is offered even if the policy names none: a gate that
     waits for what is not there would never open.
 
-    Every method may be called from any thread.
+    vLLM's scheduler calls from its own thread, within a step with `lock` held; a run from any other, by
+    `LocalControl`.
 
     Attributes:
         policy: of the run; there is none before `start`.
         revision: plan revision in force.
+        num_runs: runs begun so far.
         lock: for calls from another thread than vLLM's.
         flight: requests in flight.
-        added_s: time that questions took.
 
     Invariants:
         - a request that vLLM has queued is in `_waiting`, or vLLM skips it in this step;
@@ -63,8 +64,8 @@ class AdmissionQueue:
         """
         self.lock = RLock()
         self.flight = Flight(limits.block_size)
-        self.revision = 0
-        self.added_s = 0.0
+        self.revision = self.num_runs = 0
+        self._added_s = 0.0
         self._limits = limits
         self._view = view
         self._elapsed = elapsed
@@ -72,6 +73,9 @@ class AdmissionQueue:
         self._num_unheard_tokens = 0
         self._waiting = WaitingRequests(view)
         self._preempted: dict[int, Side] = {}
+        # Requests in flight that are to be aborted, and others that have not even come.
+        self._withdrawn: set[int] = set()
+        self._on_their_way: set[int] = set()
         self._next: _Offer | None = None
         self._taken: _Offer | None = None
         self._admitted: list[int] = []
@@ -82,13 +86,37 @@ class AdmissionQueue:
     # What a run asks.
 
     def start(self, policy: AdmissionPolicy, revision: int) -> None:
-        """Begins a run: nothing waits and nothing is in flight."""
+        """Begins a run, when the queue is idle."""
         with self.lock:
             self.flight = Flight(self._limits.block_size)
             self.policy, self.revision = policy, revision
-            self._preempted.clear()
+            self.num_runs += 1
             self._admitted, self._num_cached_tokens = [], 0
             self._num_preempted = self._num_finished = self._num_unheard_tokens = 0
+
+    def is_idle(self) -> bool:
+        """Whether vLLM has no request, as far as it was told to the queue."""
+        with self.lock:
+            return not self.flight and not len(self._waiting)
+
+    def withdraw(self, seqs: Iterable[int], queued: Collection[int]) -> None:
+        """Sees to it that none of these starts any more.
+
+        The policy forgets them now, or, of those in flight, when vLLM has aborted them.
+
+        Args:
+            seqs: requests, wherever they are.
+            queued: those of them that vLLM was given.
+        """
+        for seq in seqs:
+            if seq in self.flight:
+                self._withdrawn.add(seq)
+                continue
+            if not self._waiting.release(seq) and seq in queued:
+                self._on_their_way.add(seq)
+            self._preempted.pop(seq, None)
+            self.flight.forget(seq)
+            self.policy.finished(seq, 0)
 
     def release(self, seqs: Iterable[int]) -> tuple[int, ...]:
         """Lets go of requests that were never in flight, so that they can be queued again later.
@@ -100,9 +128,13 @@ class AdmissionQueue:
     # What vLLM's scheduler asks: `RequestQueue`.
 
     def add_request(self, request: Any) -> None:
-        """A new request waits."""
+        """A new request waits, but for one that was withdrawn on its way here."""
         with self.lock:
             self._waiting.add(request)
+            seq = seq_of(request)
+            if seq in self._on_their_way:
+                self._on_their_way.remove(seq)
+                self._waiting.release(seq)
 
     def __bool__(self) -> bool:
         """Whether a request may start now. Asks the policy; the answer is what `peek_request` gives."""
@@ -110,7 +142,7 @@ class AdmissionQueue:
         if self._taken is not None:
             self._settle(None)
         self._next = self._choose()
-        self.added_s += self._elapsed() - begin
+        self._added_s += self._elapsed() - begin
         return self._next is not None
 
     def peek_request(self) -> Any:
@@ -155,7 +187,7 @@ class AdmissionQueue:
                     self._preempted.pop(seq, None)
                     self.flight.forget(seq)
                     self._num_finished += 1
-                    self.policy.finished(seq, self._view.num_answer_tokens(request))
+                    self.policy.finished(seq, self._num_answer_tokens(seq, request))
 
     def __len__(self) -> int:
         """Requests that wait, whether they may start or not."""
@@ -220,15 +252,20 @@ class AdmissionQueue:
                 self.policy.advanced(1)
         return counts
 
-    def reconcile(self, finished_ids: Collection[str]) -> None:
-        """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone."""
+    def reconcile(self, finished_ids: Collection[str]) -> list[Any]:
+        """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone.
+
+        Returns them.
+        """
         ended = self.flight.seqs_of(finished_ids)
         if not ended:
-            return
+            return []
         self._waiting.blocks_changed()
         self._num_finished += len(ended)
-        for seq in ended:
-            self.policy.finished(seq, self._view.num_answer_tokens(self.flight.leave(seq)))
+        requests = [self.flight.leave(seq) for seq in ended]
+        for seq, request in zip(ended, requests, strict=True):
+            self.policy.finished(seq, self._num_answer_tokens(seq, request))
+        return requests
 
     def take_admitted(self) -> tuple[tuple[int, ...], int]:
         """Seqs in flight for the first time since the last call, and how many of their tokens were cached."""
@@ -246,11 +283,22 @@ class AdmissionQueue:
         taken, self._num_finished = self._num_finished, 0
         return taken
 
+    def take_added_s(self) -> float:
+        """Seconds that questions took since the last call."""
+        taken, self._added_s = self._added_s, 0.0
+        return taken
+
     def take_asked_in_vain(self) -> bool:
         """Whether the policy asked, since the last call, for a request that vLLM has not got."""
         waiting = self._waiting
         taken, waiting.asked_in_vain = waiting.asked_in_vain, False
         return taken
+
+    def _num_answer_tokens(self, seq: int, request: Any) -> int:
+        if seq in self._withdrawn:
+            self._withdrawn.remove(seq)
+            return 0
+        return self._view.num_answer_tokens(request)
 
     def _settle(self, num_scheduled_tokens: Mapping[str, int] | None) -> None:
         """Tells the policy of the request that vLLM took last, if it runs.
@@ -291,7 +339,10 @@ class AdmissionQueue:
         return None if len(self.flight) else self._any_ready()
 
     def _any_ready(self) -> _Offer | None:
-        """What waits and can start, soonest first."""
+        """What waits and can start, soonest first.
+
+        On the left side, but for what was preempted: which one is the policy's to say, and it named none.
+        """
         by_seq = self._waiting.by_seq
         for seq in chain(self.policy.upcoming(len(by_seq)), by_seq):
             if self._waiting.is_ready(seq):

@@ -1,16 +1,19 @@
 """vLLM's engine core as a run drives it, in this process or in one of its own."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from blend_core.engines.vllm.control import Report, SchedulerControl, Stepped
+from blend_core.engines.vllm.control import SchedulerControl
 from blend_core.engines.vllm.remote_control import RemoteControl
+from blend_core.engines.vllm.reports import Report
 from blend_core.errors import EngineDiedError
+from blend_core.plan import Plan
 
-_REPORT_WAIT_S: Final = 0.05
-_ALIVE_CHECK_S: Final = 0.2
+_WAIT_S: Final = 0.05
 
 
 class Core(Protocol):
@@ -28,11 +31,20 @@ class Core(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests without an output."""
 
+    def start(self, policy: str, plan: Plan) -> None:
+        """Begins a run, whose requests are added from now on; see `SchedulerControl.start`."""
+
     def step(self) -> Iterator[Any]:
-        """Yields `Report`s and vLLM's outputs as they come, at most up to the end of a step.
+        """Yields `Report`s and vLLM's outputs, those that are there or the first that come.
 
         Admissions come before the step computes anything. Raises `EngineDiedError` when the core is gone.
         """
+
+    def last_words(self) -> Iterator[Any]:
+        """Yields what a core that is gone had told and answered, and `step` has not yielded."""
+
+    def last_reports(self) -> Iterator[Report]:
+        """Yields what is not reported yet of the steps that are through. Raises like `step`."""
 
     def close(self) -> None:
         """Frees the device."""
@@ -54,11 +66,28 @@ class LocalCore:
         """See `Core`."""
         self._llm_engine.abort_request(list(request_ids))
 
+    def start(self, policy: str, plan: Plan) -> None:
+        """See `Core`."""
+        while self._scheduler.has_work():
+            # Of what was aborted.
+            self._llm_engine.step()
+        self._scheduler.take_reports()
+        self.control.start(policy, plan)
+
     def step(self) -> Iterator[Any]:
         """See `Core`."""
         self._scheduler.prepare()
         yield from self._scheduler.take_reports()
         yield from self._llm_engine.step()
+        yield from self._scheduler.take_reports()
+
+    def last_words(self) -> Iterator[Any]:
+        """See `Core`: this process would be gone with it."""
+        yield from ()
+
+    def last_reports(self) -> Iterator[Report]:
+        """See `Core`."""
+        self.control.tell_all()
         yield from self._scheduler.take_reports()
 
     def close(self) -> None:
@@ -88,64 +117,56 @@ class RemoteCore:
         except EngineDeadError as error:
             raise _died(error) from error
 
+    def start(self, policy: str, plan: Plan) -> None:
+        """See `Core`."""
+        self.control.start(policy, plan)
+        # Of an earlier run.
+        deque(self._remote.reports(), maxlen=0)
+
     def step(self) -> Iterator[Any]:
         """See `Core`."""
         try:
-            report: Report | None = self._remote.next_report(_REPORT_WAIT_S)
-        except EngineDiedError:
-            yield from self._last_outputs()
-            raise
-        try:
-            if report is None:
-                if self._llm_engine.engine_core.outputs_queue.empty():
-                    return
-                # A step is reported before its outputs are sent: without a report these are none of a step,
-                # but of a request that the core could not even queue.
-                report = self._remote.next_report(0.0)
-                if report is None:
-                    yield from self._llm_engine.step()
-                    return
-            yield report
-            if isinstance(report, Stepped) and report.has_outputs:
-                self._await_outputs()
+            num_outputs = self._await_outputs()
+            # Whatever has outputs was told as admitted before.
+            yield from self._remote.reports()
+            for _ in range(num_outputs):
                 yield from self._llm_engine.step()
         except EngineDeadError as error:
-            # What it admitted last is what it may have died of.
-            yield from self._last_reports()
             raise _died(error) from error
+
+    def last_words(self) -> Iterator[Any]:
+        """See `Core`."""
+        # What it admitted last is what it may have died of.
+        with suppress(EngineDiedError):
+            yield from self._remote.reports(_WAIT_S)
+        with suppress(EngineDeadError):
+            while not self._llm_engine.engine_core.outputs_queue.empty():
+                yield from self._llm_engine.step()
+
+    def last_reports(self) -> Iterator[Report]:
+        """See `Core`."""
+        # Read before, so that there is room for what is told now.
+        yield from self._remote.reports()
+        self.control.tell_all()
+        yield from self._remote.reports()
 
     def close(self) -> None:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
 
-    def _await_outputs(self) -> None:
-        """Waits for the outputs of a step that was reported.
+    def _await_outputs(self) -> int:
+        """Waits a little for outputs of steps; returns of how many there are. Raises `EngineDeadError`.
 
-        The core may end in between. vLLM then stops what would put anything into the queue that it goes on to
-        wait at.
+        vLLM would wait for ever: when the core ends, nobody puts anything into the queue that it waits at.
         """
         core = self._llm_engine.engine_core
         outputs = core.outputs_queue
         with outputs.not_empty:
-            while not outputs.queue:
+            if not outputs.queue:
                 core.ensure_alive()
-                outputs.not_empty.wait(_ALIVE_CHECK_S)
-
-    def _last_outputs(self) -> Iterator[Any]:
-        """Answers that the core sent before it ended."""
-        try:
-            while not self._llm_engine.engine_core.outputs_queue.empty():
-                yield from self._llm_engine.step()
-        except EngineDeadError:
-            return
-
-    def _last_reports(self) -> Iterator[Report]:
-        try:
-            while (report := self._remote.next_report(_REPORT_WAIT_S)) is not None:
-                yield report
-        except EngineDiedError:
-            return
+                outputs.not_empty.wait(_WAIT_S)
+            return len(outputs.queue)
 
 
 def _died(error: Exception) -> EngineDiedError:

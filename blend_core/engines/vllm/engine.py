@@ -19,6 +19,11 @@ MOST_CHARACTERS: Final = 300
 """Of vLLM's own words in an error."""
 
 
+_ADMISSIONS_TOLD: Final = 16
+"""Room for admissions that a run has not read, in requests that may be in flight: twice what it hands over at
+most."""
+
+
 class VllmEngine:
     """An `Engine` whose steps are vLLM's. One run at a time; one in a process, since vLLM reads its
     environment once.
@@ -109,7 +114,7 @@ class VllmEngine:
         from blend_core.engines.vllm.core import Core, LocalCore, RemoteCore
         from blend_core.engines.vllm.run import OpenedVllm
 
-        remote = RemoteControl() if options.separate_core else None
+        remote = RemoteControl(_ADMISSIONS_TOLD * options.max_num_seqs) if options.separate_core else None
         try:
             llm_engine, config = _start(options, remote)
         except Exception as error:

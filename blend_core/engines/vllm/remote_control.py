@@ -1,18 +1,21 @@
-"""The scheduler in a process of its own: calls one way, reports the other way, over a local socket.
+"""The scheduler in a process of its own: calls one way, reports the other way.
 
-The run listens at a socket in a folder that only its user may enter; the scheduler connects twice when it is
-made. A thread beside vLLM's loop answers calls, so that they are answered while the loop waits for work.
+The run listens at a socket in a folder that only its user may enter. The scheduler connects twice when it is
+made, for calls and for steps, and opens the file for admissions beside the socket. A thread of its process
+answers calls, so that they are answered while vLLM's loop waits for work.
 """
 
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, Final
 
-from blend_core.engines.vllm.control import LocalControl, Report
+from blend_core.engines.vllm.admission_log import AdmissionLog
+from blend_core.engines.vllm.control import LocalControl
+from blend_core.engines.vllm.reports import Report, Stepped
 from blend_core.errors import BlendError, EngineDiedError
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits
@@ -20,15 +23,30 @@ from blend_core.policies.base import EngineLimits
 ADDRESS_KEY: Final = "blend_scheduler_address"
 """Where vLLM's `additional_config` says where the run listens."""
 
-_CALLS: Final = frozenset({"limits", "start", "revise", "upcoming", "drop", "release"})
+_CALLS: Final = frozenset({"limits", "start", "revise", "upcoming", "withdraw", "release", "tell_all"})
 
 
-def serve_control(address: str, control: LocalControl) -> Connection:
-    """In the scheduler's process: answers calls from now on; returns the connection that reports go to."""
+def admission_file(address: str) -> Path:
+    """Where the scheduler writes its admissions."""
+    return Path(f"{address}.admissions")
+
+
+class StepSender:
+    """In the scheduler's process: sends steps to the run."""
+
+    def __init__(self, address: str) -> None:
+        """Connects to the run, before `serve_calls` does."""
+        self._connection = Client(address)
+
+    def __call__(self, steps: list[Stepped]) -> None:
+        """Sends them together; waits while the run reads nothing and has left no room."""
+        self._connection.send(steps)
+
+
+def serve_calls(address: str, control: LocalControl) -> None:
+    """In the scheduler's process: connects to the run and answers its calls from now on."""
     calls = Client(address)
-    reports = Client(address)
     threading.Thread(target=_answer, args=(calls, control), name="blend-control", daemon=True).start()
-    return reports
 
 
 def _answer(calls: Connection, control: LocalControl) -> None:
@@ -55,42 +73,47 @@ class RemoteControl:
         address: what the scheduler is to connect to.
     """
 
-    def __init__(self) -> None:
-        """Listens; `accept` waits for the scheduler."""
+    def __init__(self, num_admissions: int) -> None:
+        """Listens; `accept` waits for the scheduler.
+
+        Args:
+            num_admissions: more than may be told and not read.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="blend-vllm-"))
         self.address = str(self._folder / "scheduler")
+        self._admissions = AdmissionLog(admission_file(self.address), num_admissions)
         self._listener: Listener | None = Listener(self.address, family="AF_UNIX", backlog=2)
         self._calls: Connection | None = None
-        self._reports: Connection | None = None
+        self._steps: Connection | None = None
 
     def accept(self) -> None:
         """Takes the scheduler's two connections, which it has made when vLLM is up."""
         assert self._listener is not None, "the control is closed"
+        self._steps = self._listener.accept()
         self._calls = self._listener.accept()
-        self._reports = self._listener.accept()
 
     def close(self) -> None:
         """Ends both connections and removes the socket. Idempotent."""
-        for end in (self._calls, self._reports, self._listener):
+        for end in (self._calls, self._steps, self._listener):
             if end is not None:
                 end.close()
-        self._calls = self._reports = self._listener = None
+        self._calls = self._steps = self._listener = None
+        self._admissions.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def next_report(self, timeout_s: float) -> Report | None:
-        """The next report, or None when none comes in time.
+    def reports(self, timeout_s: float = 0.0) -> Iterator[Report]:
+        """Yields the admissions that were told, and the steps that were or come within `timeout_s`.
 
         Raises:
             EngineDiedError: the scheduler's process is gone, and every report of it was read.
         """
-        assert self._reports is not None, "the scheduler has not connected"
+        assert self._steps is not None, "the scheduler has not connected"
+        yield from self._admissions.read()
         try:
-            if not self._reports.poll(timeout_s):
-                return None
-            report: Report = self._reports.recv()
+            while self._steps.poll(timeout_s):
+                yield from self._steps.recv()
         except (EOFError, OSError):
             raise _gone() from None
-        return report
 
     def limits(self) -> EngineLimits:
         """See `SchedulerControl`."""
@@ -111,14 +134,18 @@ class RemoteControl:
         seqs: Sequence[int] = self._call("upcoming", num_requests)
         return seqs
 
-    def drop(self, seqs: Sequence[int]) -> None:
+    def withdraw(self, seqs: Sequence[int], queued: Sequence[int]) -> None:
         """See `SchedulerControl`."""
-        self._call("drop", tuple(seqs))
+        self._call("withdraw", tuple(seqs), tuple(queued))
 
     def release(self, seqs: Sequence[int]) -> tuple[int, ...]:
         """See `SchedulerControl`."""
         released: tuple[int, ...] = self._call("release", tuple(seqs))
         return released
+
+    def tell_all(self) -> None:
+        """See `SchedulerControl`. What it has reported is in `reports` when this returns."""
+        self._call("tell_all")
 
     def _call(self, name: str, *arguments: object) -> Any:
         assert self._calls is not None, "the scheduler has not connected"

@@ -1,6 +1,7 @@
 """The bounded window of a job that vLLM holds, and when it is asked what comes next. No vLLM here."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from blend_core.engines.vllm.control import SchedulerControl
@@ -60,6 +61,9 @@ class RequestWindow:
 
     def __len__(self) -> int:
         return len(self.queued) + len(self.started)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self.queued, self.started)
 
     def missing(self, num_open: int) -> Iterator[list[int]]:
         """Yields seqs that are due soon and not here, if it is time to look; the caller queues them.

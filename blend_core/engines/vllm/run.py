@@ -1,6 +1,7 @@
 """One run on an opened vLLM: requests from a source in a bounded window, events as they happen."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,9 @@ from blend_core.engines.base import (
     RequestSource,
     StepWindow,
 )
-from blend_core.engines.vllm.control import Admitted, Stepped
 from blend_core.engines.vllm.core import Core
 from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.reports import Admitted, Stepped
 from blend_core.engines.vllm.request_window import RequestWindow
 from blend_core.engines.vllm.requests import RequestRules, refusal, vllm_prompt, vllm_sampling
 from blend_core.engines.windows import WindowAccumulator
@@ -86,15 +87,27 @@ class Run:
         self._deadlines: dict[int, float] = {}
         self.added_s = 0.0
         self.num_steps = 0
-        opened.core.control.start(opened.options.policy, plan)
+        opened.core.start(opened.options.policy, plan)
 
     def events(self) -> Iterator[EngineEvent]:
         """Runs until no request is left.
 
         Raises:
             EngineError: requests wait, and the policy names none of them.
-            EngineDiedError: vLLM's core is gone.
+            EngineDiedError: vLLM's core is gone; what it had told by then has come before.
         """
+        try:
+            yield from self._events()
+        except EngineDiedError:
+            for item in self._core.last_words():
+                yield from self._hear(item)
+            raise
+        finally:
+            with suppress(EngineDiedError):
+                # Those of a run that is given up.
+                self._drop(list(self._window))
+
+    def _events(self) -> Iterator[EngineEvent]:
         while True:
             self._drop_withdrawn()
             self._take_revision()
@@ -108,6 +121,8 @@ class Run:
                 )
             yield from self._step()
             yield from self._end_overdue()
+        for report in self._core.last_reports():
+            yield from self._hear(report)
         window = self._windows.flush()
         if window is not None:
             yield window
@@ -119,8 +134,9 @@ class Run:
 
     def _drop(self, seqs: list[int]) -> None:
         """Ends requests, in flight, queued or not even fetched."""
-        self._core.abort([str(seq) for seq in seqs if seq in self._window])
-        self._core.control.drop([seq for seq in seqs if seq not in self._window])
+        queued = [seq for seq in seqs if seq in self._window]
+        self._core.control.withdraw(seqs, queued)
+        self._core.abort([str(seq) for seq in queued])
         for seq in seqs:
             self._forget(seq)
 
@@ -143,6 +159,7 @@ class Run:
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""
         for missing in self._window.missing(len(self._open)):
+            assert self._open.keys() >= set(missing), "the policy names requests that have ended"
             requests = self._source.fetch(missing)
             if [request.seq for request in requests] != missing:
                 raise EngineError(
@@ -174,12 +191,16 @@ class Run:
     def _step(self) -> Iterator[EngineEvent]:
         self._window.step()
         for item in self._core.step():
-            if isinstance(item, Admitted):
-                yield from self._admit(item)
-            elif isinstance(item, Stepped):
-                yield from self._count(item)
-            elif item.finished:
-                yield from self._end(int(item.request_id), item)
+            yield from self._hear(item)
+
+    def _hear(self, item: Any) -> Iterator[EngineEvent]:
+        """Takes a `Report`, or one of vLLM's outputs."""
+        if isinstance(item, Admitted):
+            yield from self._admit(item)
+        elif isinstance(item, Stepped):
+            yield from self._count(item)
+        elif item.finished:
+            yield from self._end(int(item.request_id), item)
 
     def _admit(self, report: Admitted) -> Iterator[EngineEvent]:
         # One that was withdrawn a moment ago may have started all the same.
@@ -193,9 +214,6 @@ class Run:
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
         if report.asked_in_vain:
             self._window.look_again()
-        record = report.record()
-        if record is None:
-            return
         self.added_s += report.added_s
         self.num_steps += 1
         windows: list[StepWindow | None] = []
@@ -203,7 +221,7 @@ class Run:
             # Steps that were scheduled before the revision have come before.
             self._window_revision = report.revision
             windows.append(self._windows.revise(report.revision))
-        windows.append(self._windows.add(record))
+        windows.append(self._windows.add(report.record()))
         yield from (window for window in windows if window is not None)
 
     def _end(self, seq: int, output: Any) -> Iterator[EngineEvent]:
@@ -255,7 +273,7 @@ class Run:
             )
 
     def _failed(self, seq: int, code: RequestErrorCode, message: str) -> RequestFailed:
-        self._core.control.drop([seq])
+        self._core.control.withdraw([seq], [])
         self._forget(seq)
         return self._failure(seq, code, message)
 

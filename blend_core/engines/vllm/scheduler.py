@@ -6,23 +6,28 @@ prompt tokens a step computes; steps are measured from inside. `test_vllm_contra
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
-from blend_core.engines.vllm.control import Admitted, LocalControl, Report, Stepped
+from blend_core.engines.vllm.control import LocalControl
 from blend_core.engines.vllm.flight import StepCounts
-from blend_core.engines.vllm.remote_control import ADDRESS_KEY, serve_control
+from blend_core.engines.vllm.remote_control import ADDRESS_KEY, StepSender, admission_file, serve_calls
+from blend_core.engines.vllm.reports import Admitted, Report, Stepped, StepReports
 from blend_core.engines.vllm.scheduler_view import Readiness
 from blend_core.policies.base import EngineLimits
 
-_ANSWERED: Final = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
-"""How a request ends that has an answer; any other that ended was aborted, refused or failed."""
+# How a request ends that has an answer; any other was refused or failed. One that ends with a stop string is
+# aborted: the process that reads texts finds that.
+_STOPPED: Final = RequestStatus.FINISHED_STOPPED
+_LENGTH_CAPPED: Final = RequestStatus.FINISHED_LENGTH_CAPPED
+_ABORTED: Final = RequestStatus.FINISHED_ABORTED
 
 _WAITING: Final = RequestStatus.WAITING
 _COMPILING: Final = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -34,8 +39,8 @@ class _OpenStep:
     """A step that is scheduled and not through."""
 
     started_at: float
+    run: int
     begin_s: float
-    added_s: float
     told_s: float
     revision: int
     counts: StepCounts
@@ -74,15 +79,20 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         num_stages = int(self.parallel_config.pipeline_parallel_size)
         self.admission = AdmissionQueue(self, limits, time.perf_counter, num_stages)
         self.waiting = self.admission
-        self.control = LocalControl(self.admission, limits)
         self._open_steps: deque[_OpenStep] = deque()
-        self._last_end_s = 0.0
+        self._last_end_s = self._added_s = 0.0
         self._prepared: tuple[Any, float] | None = None
-        self._reports: list[Report] = []
-        self._reporting: Connection | None = None
+        self._told: list[Report] = []
         address = (self.vllm_config.additional_config or {}).get(ADDRESS_KEY)
+        self._tell_admitted: Callable[[Admitted], None] = self._told.append
+        tell_steps: Callable[[list[Stepped]], None] = self._told.extend
         if address is not None:
-            self._reporting = serve_control(address, self.control)
+            self._tell_admitted = AdmissionLog(admission_file(address)).write
+            tell_steps = StepSender(address)
+        self._steps = StepReports(tell_steps)
+        self.control = LocalControl(self.admission, self._steps, limits)
+        if address is not None:
+            serve_calls(address, self.control)
 
     # What vLLM's core asks.
 
@@ -99,13 +109,20 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         """Takes a step's tokens; reports the step."""
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         end_s = time.perf_counter()
+        stepped = None
         with self.admission.lock:
-            self.admission.reconcile(self.finished_req_ids)
-        if scheduler_output.total_num_scheduled_tokens:
-            step = self._open_steps.popleft()
-            self._report(self._through(step, end_s, has_outputs=bool(outputs)))
-        elif outputs:
-            self._report(Stepped(counts=None, revision=self.admission.revision, has_outputs=True))
+            ended = self.admission.reconcile(self.finished_req_ids)
+            if scheduler_output.total_num_scheduled_tokens:
+                step = self._open_steps.popleft()
+                # Nobody asks for what was on its way when a run ended.
+                if step.run == self.admission.num_runs:
+                    stepped = self._through(step, end_s)
+        # Not under the lock: where steps are read slowly, calls are answered all the same.
+        if stepped is not None:
+            self._steps.add(stepped)
+        self._added_s += time.perf_counter() - end_s
+        # Letting go of requests takes a while, which vLLM would take were they not known here.
+        ended.clear()
         return outputs
 
     # What a run in the same process asks beside `control`.
@@ -115,9 +132,14 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         if self._prepared is None and self.has_requests():
             self._prepared = self._schedule(False), time.perf_counter()
 
+    def has_work(self) -> bool:
+        """Whether there is a step to compute."""
+        return self._prepared is not None or bool(self.has_requests())
+
     def take_reports(self) -> list[Report]:
-        """Reports since the last call, where they are not sent to another process."""
-        taken, self._reports = self._reports, []
+        """What was told since the last call, where it is not sent to another process."""
+        taken = self._told.copy()
+        self._told.clear()
         return taken
 
     # What the queue asks.
@@ -129,7 +151,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
     def num_held_blocks(self, request: Any) -> int:
         """See `SchedulerView`."""
         blocks = self.kv_cache_manager.get_computed_blocks(request)[0].blocks[0]
-        return sum(block.ref_cnt > 0 for block in blocks)
+        # References to the block that stands for none are not counted by vLLM.
+        return sum(block.ref_cnt > 0 and not block.is_null for block in blocks)
 
     def readiness(self, request: Any) -> Readiness:
         """See `SchedulerView`."""
@@ -154,7 +177,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def num_answer_tokens(self, request: Any) -> int:
         """See `SchedulerView`."""
-        return int(request.num_output_tokens) if request.status in _ANSWERED else 0
+        status = request.status
+        is_answered = status is _STOPPED or status is _LENGTH_CAPPED or status is _ABORTED
+        return int(request.num_output_tokens) if is_answered else 0
 
     def _has_place_for(self, adapter: int) -> bool:
         """Whether a request of the adapter, 0 for none, may run beside those that run."""
@@ -166,7 +191,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def _schedule(self, throttle_prefills: bool) -> Any:
         admission = self.admission
-        started_at, begin_s, in_queue_s = time.time(), time.perf_counter(), admission.added_s
+        started_at, begin_s = time.time(), time.perf_counter()
         with admission.lock:
             # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
             admission.reconcile(self.finished_req_ids)
@@ -180,24 +205,25 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             seqs, num_cached_tokens = admission.take_admitted()
             revision = admission.revision
             if counts is not None:
-                step = _OpenStep(
-                    started_at=started_at,
-                    begin_s=begin_s,
-                    added_s=begun_s - begin_s + admission.added_s - in_queue_s,
-                    told_s=0.0,
-                    revision=revision,
-                    counts=counts,
-                    num_cached_tokens=num_cached_tokens,
-                    num_preempted=admission.take_num_preempted(),
-                    kv_usage=self.kv_cache_manager.usage,
-                    num_left=admission.flight.num_left,
-                    num_right=len(admission.flight) - admission.flight.num_left,
+                flight = admission.flight
+                self._open_steps.append(
+                    _OpenStep(
+                        started_at=started_at,
+                        run=admission.num_runs,
+                        begin_s=begin_s,
+                        told_s=0.0,
+                        revision=revision,
+                        counts=counts,
+                        num_cached_tokens=num_cached_tokens,
+                        num_preempted=admission.take_num_preempted(),
+                        kv_usage=self.kv_cache_manager.usage,
+                        num_left=flight.num_left,
+                        num_right=len(flight) - flight.num_left,
+                    )
                 )
-                step.added_s += time.perf_counter() - scheduled_s
-                self._open_steps.append(step)
-        # Not under the lock: where reports are read slowly, calls are answered all the same.
-        if seqs:
-            self._report(Admitted(seqs, revision))
+            if seqs:
+                self._tell_admitted(Admitted(seqs, revision))
+        self._added_s += begun_s - begin_s + time.perf_counter() - scheduled_s
         return output
 
     def _num_pending(self) -> int:
@@ -220,32 +246,25 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             )
         )
 
-    def _through(self, step: _OpenStep, end_s: float, *, has_outputs: bool) -> Stepped:
+    def _through(self, step: _OpenStep, end_s: float) -> Stepped:
         # Steps may overlap: each begins where the one before ended.
         duration_s = end_s - max(step.begin_s, self._last_end_s) - step.told_s
         self._last_end_s = end_s
-        num_finished = self.admission.take_num_finished()
+        added_s, self._added_s = self._added_s + self.admission.take_added_s(), 0.0
         return Stepped(
-            counts=step.counts,
-            revision=step.revision,
-            has_outputs=has_outputs,
-            started_at=step.started_at,
-            duration_s=max(0.0, duration_s),
-            num_cached_tokens=step.num_cached_tokens,
-            kv_usage=step.kv_usage,
-            num_running_left=step.num_left,
-            num_running_right=step.num_right,
-            num_preempted=step.num_preempted,
-            num_finished=num_finished,
-            added_s=step.added_s + time.perf_counter() - end_s,
-            asked_in_vain=self.admission.take_asked_in_vain(),
+            step.counts,
+            step.revision,
+            step.started_at,
+            max(0.0, duration_s),
+            step.num_cached_tokens,
+            step.kv_usage,
+            step.num_left,
+            step.num_right,
+            step.num_preempted,
+            self.admission.take_num_finished(),
+            added_s,
+            self.admission.take_asked_in_vain(),
         )
-
-    def _report(self, report: Report) -> None:
-        if self._reporting is None:
-            self._reports.append(report)
-        else:
-            self._reporting.send(report)
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]  # as above

@@ -31,7 +31,8 @@ class SchedulerView(Protocol):
         """Whether the scheduler runs the request."""
 
     def num_answer_tokens(self, request: Any) -> int:
-        """Tokens of the answer of a request that ended; 0 where it has none, as one that was aborted."""
+        """Tokens of the answer of a request that ended, one that was aborted for its stop string included; 0
+        where it was refused or failed."""
 
 
 def seq_of(request: Any) -> int:

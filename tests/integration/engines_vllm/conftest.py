@@ -1,4 +1,4 @@
-"""vLLM in this process, loaded once."""
+"""vLLM on a tiny model, loaded once: in this process, and with its core apart."""
 
 import os
 from collections.abc import Iterator
@@ -36,22 +36,40 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny_llama")
 
 
-@pytest.fixture(scope="session")
-def engine(tiny_llama: Path) -> Iterator[VllmEngine]:
-    """vLLM in this process, with 24 blocks of KV for 16 in flight. There can be one of it in a process."""
-    opened = VllmEngine(
+def opened(folder: Path, *, separate_core: bool) -> Iterator[VllmEngine]:
+    """vLLM with 24 blocks of KV for 16 in flight."""
+    engine = VllmEngine(
         options(
-            tiny_llama,
+            folder,
             max_num_seqs=16,
             max_num_batched_tokens=128,
             passed={
-                "separate_core": False,
+                "separate_core": separate_core,
                 "num_gpu_blocks_override": 25,
                 # A random model would write spaces for ever.
                 "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
             },
         )
     )
-    opened.open()
-    yield opened
-    opened.close()
+    engine.open()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def engine(tiny_llama: Path) -> Iterator[VllmEngine]:
+    """vLLM in this process. There can be one of it in a process."""
+    yield from opened(tiny_llama, separate_core=False)
+
+
+@pytest.fixture(scope="session")
+def engine_apart(tiny_llama: Path) -> Iterator[VllmEngine]:
+    """vLLM whose core is in a process of its own, as in production."""
+    yield from opened(tiny_llama, separate_core=True)
+
+
+@pytest.fixture(params=["engine", "engine_apart"])
+def either_engine(request: pytest.FixtureRequest) -> VllmEngine:
+    """One after the other."""
+    found: VllmEngine = request.getfixturevalue(request.param)
+    return found

@@ -1,4 +1,4 @@
-"""Events of runs on vLLM in this process: admissions, windows, withdrawals, revisions, bad requests."""
+"""Events of runs on vLLM: admissions, windows, withdrawals, revisions, bad requests."""
 
 import sys
 from collections.abc import Iterator
@@ -27,6 +27,7 @@ from tests.integration.engines_vllm.vllm_runs import (
 from tests.unit.engines_torch.runs import ListSource, plan_over, random_requests, request
 
 LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 MANY = 20_000
 
 
@@ -35,13 +36,21 @@ def checked_policy(name: str, plan: Plan, limits: EngineLimits) -> CheckedPolicy
     return CheckedPolicy(make_policy(name, plan, limits), plan, limits)
 
 
+def assert_nothing_is_left(engine: VllmEngine) -> None:
+    """Where the scheduler can be looked at."""
+    scheduler = getattr(engine._opened.core, "_scheduler", None)
+    if scheduler is not None:
+        assert scheduler.num_free_blocks() == 24
+        assert not scheduler.has_unfinished_requests()
+
+
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_windows_add_up_and_the_contract_holds_under_every_policy(
-    engine: VllmEngine, policy: str, monkeypatch: pytest.MonkeyPatch
+    either_engine: VllmEngine, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blend_core.engines.vllm.control.make_policy", checked_policy)
     requests = random_requests(40)
-    outcome = run_with_policy(engine, Block32Source(requests, policy=policy), policy)
+    outcome = run_with_policy(either_engine, Block32Source(requests, policy=policy), policy)
 
     assert sorted(outcome.finished) == list(range(40))
     prompts = sum(one.num_prompt_tokens for one in requests)
@@ -53,10 +62,8 @@ def test_windows_add_up_and_the_contract_holds_under_every_policy(
     assert [window.batch_index for window in outcome.windows] == list(range(len(outcome.windows)))
     assert all(0 < window.kv_usage <= 1 for window in outcome.windows)
     assert all(0 < window.num_running_left + window.num_running_right <= 16 for window in outcome.windows)
-    scheduler = engine._opened.core._scheduler
-    assert scheduler.num_free_blocks() == 24
-    assert len(scheduler.admission) == len(scheduler.admission.flight) == 0
-    assert engine.num_steps == sum(window.num_steps for window in outcome.windows)
+    assert_nothing_is_left(either_engine)
+    assert either_engine.num_steps == sum(window.num_steps for window in outcome.windows)
 
 
 def test_admissions_are_told_before_the_step_that_computes_them(engine: VllmEngine) -> None:
@@ -69,7 +76,7 @@ def test_admissions_are_told_before_the_step_that_computes_them(engine: VllmEngi
         pass
 
 
-def test_withdrawn_requests_leave_without_an_event(engine: VllmEngine) -> None:
+def test_withdrawn_requests_leave_without_an_event(either_engine: VllmEngine) -> None:
     requests = [request(0, range(3, 9)), *(request(seq, range(3, 9), LONG) for seq in range(1, 40))]
     source = Block32Source(requests)
 
@@ -77,13 +84,57 @@ def test_withdrawn_requests_leave_without_an_event(engine: VllmEngine) -> None:
         if isinstance(event, RequestFinished) and event.seq == 0:
             source.withdrawals = [0, 1, 25, 39]  # ended, in flight, queued, perhaps not even fetched
 
-    outcome = run_on(engine, source, withdraw_when_the_first_is_done)
+    outcome = run_on(either_engine, source, withdraw_when_the_first_is_done)
 
     assert set(outcome.finished) == set(range(40)) - {1, 25, 39}
-    assert engine._opened.core._scheduler.num_free_blocks() == 24
+    assert_nothing_is_left(either_engine)
 
 
-def test_a_revision_takes_over_between_steps_and_opens_a_window(engine: VllmEngine) -> None:
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_what_is_withdrawn_together_with_a_revision_does_not_come_back(
+    either_engine: VllmEngine, policy: str
+) -> None:
+    requests = [request(seq, range(3, 9), LONG if seq < 8 else SHORT) for seq in range(60)]
+    source = Block32Source(requests, policy=policy)
+    gone: set[int] = set()
+    admitted_later: set[int] = set()
+
+    def withdraw_and_revise(event: EngineEvent) -> None:
+        if isinstance(event, RequestFinished) and not gone:
+            gone.update(seq for seq in range(60) if seq % 2 == 0 and seq != event.seq)
+            source.withdrawals = sorted(gone)
+            left = [one for one in requests if one.seq not in gone and one.seq != event.seq]
+            source.revisions = [plan_over(left, revision=1, block_size=BLOCK_SIZE, policy=policy)]
+        elif isinstance(event, RequestsAdmitted) and gone:
+            admitted_later.update(event.seqs)
+
+    outcome = run_with_policy(either_engine, source, policy, withdraw_and_revise)
+
+    assert outcome.finished.keys() - gone >= set(range(60)) - gone
+    assert not outcome.failed
+    assert not admitted_later & gone
+    assert_nothing_is_left(either_engine)
+
+
+def test_a_run_that_is_given_up_leaves_nothing_to_the_next(either_engine: VllmEngine) -> None:
+    given_up = either_engine.run(Block32Source([request(seq, range(3, 60), LONG) for seq in range(40)]))
+    for event in given_up:
+        if isinstance(event, RequestsAdmitted):
+            break
+    given_up.close()
+    requests = random_requests(30)
+
+    outcome = run_on(either_engine, Block32Source(requests))
+
+    assert sorted(outcome.finished) == list(range(30))
+    prompts = sum(one.num_prompt_tokens for one in requests)
+    computed = outcome.total("num_prefill_tokens") - outcome.total("num_recomputed_tokens")
+    assert computed + outcome.total("num_cached_tokens") == prompts
+    assert outcome.total("num_finished") == 30
+    assert_nothing_is_left(either_engine)
+
+
+def test_a_revision_takes_over_between_steps_and_opens_a_window(either_engine: VllmEngine) -> None:
     requests = [request(seq, range(3, 60 + seq), LONG) for seq in range(30)]
     source = Block32Source(requests)
     told = False
@@ -95,7 +146,7 @@ def test_a_revision_takes_over_between_steps_and_opens_a_window(engine: VllmEngi
             waiting = [one for one in reversed(requests) if one.seq > 20]
             source.revisions = [plan_over(waiting, revision=1, block_size=BLOCK_SIZE)]
 
-    outcome = run_on(engine, source, revise)
+    outcome = run_on(either_engine, source, revise)
 
     assert sorted(outcome.finished) == list(range(30))
     assert {window.revision for window in outcome.windows} == {0, 1}
@@ -105,7 +156,7 @@ def test_a_revision_takes_over_between_steps_and_opens_a_window(engine: VllmEngi
     assert outcome.admitted.index(29) < outcome.admitted.index(21)
 
 
-def test_requests_that_a_later_plan_adds_are_answered(engine: VllmEngine) -> None:
+def test_requests_that_a_later_plan_adds_are_answered(either_engine: VllmEngine) -> None:
     requests = [request(seq, range(3, 9 + seq)) for seq in range(20)]
     source = Block32Source(requests)
     first, more = requests[:10], requests[10:]
@@ -119,7 +170,7 @@ def test_requests_that_a_later_plan_adds_are_answered(engine: VllmEngine) -> Non
             left = [one for one in first if one.seq != event.seq]
             source.revisions = [plan_over([*left, *more], block_size=BLOCK_SIZE)]
 
-    outcome = run_on(engine, source, add)
+    outcome = run_on(either_engine, source, add)
 
     assert sorted(outcome.finished) == list(range(20))
 
@@ -129,7 +180,7 @@ def test_a_plan_for_other_blocks_is_refused(engine: VllmEngine) -> None:
         engine.run(ListSource([request(0, range(3, 9))]))
 
 
-def test_bad_requests_become_errors_by_name_and_the_others_go_on(engine: VllmEngine) -> None:
+def test_bad_requests_become_errors_by_name_and_the_others_go_on(either_engine: VllmEngine) -> None:
     schema = SamplingParams(max_tokens=40, temperature=0, json_schema='{"type": "no-such-type"}')
     requests = [
         request(0, [5, 1024]),
@@ -143,7 +194,7 @@ def test_bad_requests_become_errors_by_name_and_the_others_go_on(engine: VllmEng
         request(8, range(3, 9)),
     ]
 
-    outcome = run_on(engine, Block32Source(requests))
+    outcome = run_on(either_engine, Block32Source(requests))
 
     assert {seq: event.code for seq, event in outcome.failed.items()} == {
         0: RequestErrorCode.TOKEN_OUT_OF_VOCABULARY,
@@ -159,18 +210,20 @@ def test_bad_requests_become_errors_by_name_and_the_others_go_on(engine: VllmEng
     assert "no-such-type" not in outcome.failed[5].message
 
 
-def test_any_number_of_bad_requests_is_passed_over(engine: VllmEngine) -> None:
+def test_any_number_of_bad_requests_is_passed_over(either_engine: VllmEngine) -> None:
     requests = [*(request(seq, []) for seq in range(200)), request(200, range(3, 9))]
-    outcome = run_on(engine, Block32Source(requests))
+    outcome = run_on(either_engine, Block32Source(requests))
 
     assert len(outcome.failed) == 200
     assert list(outcome.finished) == [200]
 
 
-def test_answers_keep_to_a_json_schema(engine: VllmEngine) -> None:
+def test_answers_keep_to_a_json_schema(either_engine: VllmEngine) -> None:
     schema = '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}'
     sampling = SamplingParams(max_tokens=60, temperature=0, json_schema=schema)
-    outcome = run_on(engine, Block32Source([request(seq, range(3, 9 + seq), sampling) for seq in range(4)]))
+    outcome = run_on(
+        either_engine, Block32Source([request(seq, range(3, 9 + seq), sampling) for seq in range(4)])
+    )
 
     assert {event.output_text.replace(" ", "").replace("\n", "") for event in outcome.finished.values()} <= {
         '{"a":1}',
@@ -179,7 +232,7 @@ def test_answers_keep_to_a_json_schema(engine: VllmEngine) -> None:
     assert len(outcome.finished) == 4
 
 
-def test_a_request_that_takes_too_long_fails_alone(engine: VllmEngine) -> None:
+def test_a_request_that_takes_too_long_fails_alone(either_engine: VllmEngine) -> None:
     def ticking() -> Iterator[float]:
         now_s = 0.0
         while True:
@@ -187,20 +240,20 @@ def test_a_request_that_takes_too_long_fails_alone(engine: VllmEngine) -> None:
             now_s += 1.0
 
     clock = ticking()
-    engine._elapsed, before = (lambda: next(clock)), engine._elapsed
+    either_engine._elapsed, before = (lambda: next(clock)), either_engine._elapsed
     requests = [request(0, range(3, 9)), request(1, range(3, 40), LONG), request(2, range(5, 15))]
     try:
-        outcome = run_with_policy(engine, Block32Source(requests), "fcfs", request_timeout_s=60)
+        outcome = run_with_policy(either_engine, Block32Source(requests), "fcfs", request_timeout_s=60)
     finally:
-        engine._elapsed = before
+        either_engine._elapsed = before
 
     assert sorted(outcome.finished) == [0, 2]
     assert outcome.failed[1].code is RequestErrorCode.TIMED_OUT
-    assert engine._opened.core._scheduler.num_free_blocks() == 24
+    assert_nothing_is_left(either_engine)
 
 
 @pytest.mark.slow
-def test_twenty_thousand_requests_go_through_a_bounded_window(engine: VllmEngine) -> None:
+def test_twenty_thousand_requests_go_through_a_bounded_window(either_engine: VllmEngine) -> None:
     one_token = SamplingParams(max_tokens=1, temperature=0)
     source = Block32Source(
         [request(seq, range(3, 7 + seq % 8), one_token) for seq in range(MANY)], policy="dfs"
@@ -213,7 +266,7 @@ def test_twenty_thousand_requests_go_through_a_bounded_window(engine: VllmEngine
             num_ended += 1
             most_ahead = max(most_ahead, source.num_fetched - num_ended)
 
-    for event in engine.run(source):
+    for event in either_engine.run(source):
         look(event)
 
     assert num_ended == MANY

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 
 from checked_policy import CheckedPolicy
 
-from blend_core.engines.vllm.control import Stepped
 from blend_core.engines.vllm.engine import VllmEngine
+from blend_core.engines.vllm.reports import Stepped
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from blend_core.request import Request, SamplingParams
 from tests.integration.engines_vllm.vllm_runs import Block32Source
@@ -105,8 +105,8 @@ class OverlappingCore:
         self.scheduler.admission.flight.check_integrity()
         if step.output.total_num_scheduled_tokens:
             self.steps.append(step)
-        told = self.scheduler.take_reports()
-        self.reports += [one for one in told if isinstance(one, Stepped) and one.counts is not None]
+        self.scheduler.control.tell_all()
+        self.reports += [one for one in self.scheduler.take_reports() if isinstance(one, Stepped)]
 
     def _schedule(self) -> Step:
         scheduler = self.scheduler

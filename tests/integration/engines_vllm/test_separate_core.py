@@ -5,24 +5,27 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Queue
 from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import psutil
 import pytest
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.process import EngineProcess
-from blend_core.engines.vllm.control import Stepped
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import RemoteControl
+from blend_core.engines.vllm.reports import Admitted
 from blend_core.errors import ConfigurationError, EngineDiedError, EngineStartError
 from blend_core.model_store import ModelStore
+from blend_core.plan import Plan
 from blend_core.request import SamplingParams
 from blend_core.tokenizing import Tokenizer
 from tests.integration.engines_vllm.vllm_runs import BLOCK_SIZE, Block32Source, options
@@ -87,34 +90,57 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
         process.close()
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_core_that_ends_between_a_report_and_its_outputs_is_not_waited_for() -> None:
-    # vLLM's own imports warn.
+class DyingRemote:
+    """A scheduler's process that died after it had told of an admission, which nobody has read."""
+
+    def start(self, policy: str, plan: Plan) -> None:
+        pass
+
+    def upcoming(self, num_requests: int) -> list[int]:
+        return [0, 1]
+
+    def withdraw(self, seqs: list[int], queued: list[int]) -> None:
+        raise EngineDiedError("The scheduler is gone.")
+
+    def reports(self, timeout_s: float = 0.0) -> Iterator[Admitted]:
+        if timeout_s > 0.0:
+            yield Admitted((0,), 0)
+            raise EngineDiedError("The scheduler is gone.")
+
+
+def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngine) -> None:
+    # What imports vLLM.
     from vllm.v1.engine.exceptions import EngineDeadError
 
     from blend_core.engines.vllm.core import RemoteCore
+    from blend_core.engines.vllm.run import Run
 
-    stepped = Stepped(None, 0, True, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0)
-    reports: deque[Stepped] = deque([stepped])
+    outputs: Queue[object] = Queue()
+    answers = deque([SimpleNamespace(finished=False)])
 
-    def next_report(timeout_s: float) -> Stepped:
-        if not reports:
-            raise EngineDiedError("The scheduler ended.")
-        return reports.popleft()
+    def add_request(request_id: str, *_: object, **__: object) -> None:
+        if request_id == "1":
+            outputs.put(None)
+            raise EngineDeadError
 
-    def ensure_alive() -> None:
-        raise EngineDeadError
+    def step() -> list[object]:
+        outputs.get()
+        return [answers.popleft()]
 
-    def step() -> list[Any]:
-        raise AssertionError("there is nothing to wait for")
+    llm_engine = SimpleNamespace(
+        engine_core=SimpleNamespace(outputs_queue=outputs), add_request=add_request, step=step
+    )
+    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote()))
+    opened = replace(engine_apart._opened, core=core)
+    source = Block32Source([request(seq, range(3, 9)) for seq in range(2)])
+    outcome = Outcome()
 
-    client = SimpleNamespace(outputs_queue=Queue(), ensure_alive=ensure_alive)
-    llm_engine = SimpleNamespace(engine_core=client, step=step)
-    core = RemoteCore(llm_engine, cast(RemoteControl, SimpleNamespace(next_report=next_report)))
-    events = core.step()
-    assert next(events) == stepped
+    events = Run(opened, source, time.time, time.monotonic).events()
     with pytest.raises(EngineDiedError, match="engine core ended"):
-        next(events)
+        deque(map(outcome.add, events))
+
+    assert outcome.admitted == [0]
+    assert not answers, "what it had answered was read"
 
 
 @pytest.mark.slow

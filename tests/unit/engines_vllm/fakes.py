@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import LocalControl
+from blend_core.engines.vllm.reports import StepReports
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT, Readiness
 from blend_core.policies.base import EngineLimits
 
@@ -52,7 +53,9 @@ class FakeScheduler:
         self.budgets = []
         self.prefilled = []
         self.queue = AdmissionQueue(self, self.limits, lambda: 0.0)
-        self.control = LocalControl(self.queue, self.limits)
+        self.told = []
+        self.reports = StepReports(self.told.append)
+        self.control = LocalControl(self.queue, self.reports, self.limits)
 
     def num_free_blocks(self):
         return self.free
@@ -67,7 +70,7 @@ class FakeScheduler:
         return request.status == "running"
 
     def num_answer_tokens(self, request):
-        return request.output if request.status == "finished" else 0
+        return request.output
 
     def add(self, request):
         self.requests[request.request_id] = request

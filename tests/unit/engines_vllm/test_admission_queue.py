@@ -11,6 +11,7 @@ from cases import random_job
 from checked_policy import CheckedPolicy
 
 from blend_core.engines.vllm.scheduler_view import Readiness, seq_of
+from blend_core.errors import EngineError
 from blend_core.policies.base import Side
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
@@ -198,11 +199,85 @@ def test_only_answers_tell_how_long_answers_are():
         scheduler.step()
     assert running.output > 0
     assert preempted.output > 0
+    scheduler.control.withdraw([1, 2], [1, 2])
     for request in (running, preempted):
         scheduler.abort(request)
     scheduler.step()
 
     assert heard.answers == {0: 5, 1: 0, 2: 0}
+
+
+def test_a_stop_string_ends_an_answer_by_an_abort_that_nobody_asked_for():
+    job = random_job(6, num_requests=1, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=40)
+    heard = start(scheduler, job, kind=Heard)
+    request = scheduler.add(FakeRequest(0, job.prompts[0], 50))
+    while request.output < 7:
+        scheduler.step()
+    scheduler.abort(request)
+
+    scheduler.step()
+
+    assert heard.answers == {0: 7}
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_what_is_withdrawn_is_not_named_again_however_late_vllm_hears_of_it(policy):
+    job = random_job(7, num_requests=20, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(max_num_seqs=2)
+    checked = start(scheduler, job, policy)
+    # The last one is on its way to vLLM, and that before it was not even fetched.
+    here = [scheduler.add(one) for one in requests_of(job)[:-2]]
+    first = set(scheduler.step()[0])
+    withdrawn = [seq for seq in range(20) if seq % 3 == 0 or seq >= 18]
+
+    scheduler.control.withdraw(withdrawn, withdrawn[:-2] + withdrawn[-1:])
+    checked.revise(job.plan(revision=1))
+
+    assert not set(scheduler.control.upcoming(20)) & set(withdrawn)
+    late = scheduler.add(FakeRequest(19, job.prompts[19], 5))
+    started = set()
+    for _ in range(3):
+        started |= set(scheduler.step()[0])
+    assert not started & set(withdrawn) - first
+    for request in (*(here[seq] for seq in withdrawn[:-2]), late):
+        if request.request_id in scheduler.requests:
+            scheduler.abort(request)
+    while checked.num_waiting or scheduler.running:
+        started |= set(scheduler.step()[0])
+    assert first | started >= set(range(20)) - set(withdrawn)
+    assert scheduler.queue.is_idle()
+
+
+def test_a_run_begins_once_vllm_has_let_go_of_the_one_before(monkeypatch):
+    job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    start(scheduler, job)
+    running = scheduler.add(requests_of(job)[0])
+    scheduler.step()
+    scheduler.abort(running)
+    slept = []
+
+    def take_the_next_step(duration_s):
+        slept.append(duration_s)
+        scheduler.step()
+
+    monkeypatch.setattr("time.sleep", take_the_next_step)
+    scheduler.control.start("fcfs", job.plan())
+
+    assert len(slept) == 1
+    assert scheduler.queue.is_idle()
+
+
+def test_a_run_does_not_begin_beside_one_that_vllm_does_not_let_go_of(monkeypatch):
+    job = random_job(7, num_requests=2, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    start(scheduler, job)
+    scheduler.add(requests_of(job)[0])
+    monkeypatch.setattr("blend_core.engines.vllm.control._LET_GO_S", 0.0)
+
+    with pytest.raises(EngineError, match="an earlier run; open the engine anew"):
+        scheduler.control.start("fcfs", job.plan())
 
 
 def test_a_released_request_is_unknown_to_the_policy_no_more_than_before():

@@ -1,0 +1,70 @@
+"""Admissions on their way from the scheduler's process to the run's, in memory that both have. No vLLM here.
+
+A write is no system call: those let another thread of vLLM's core go on first, and a step would wait for it.
+What was written can be read when the writer is gone.
+"""
+
+import mmap
+import struct
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Final
+
+from blend_core.engines.vllm.reports import Admitted
+
+_ENTRY: Final = struct.Struct("<qqq")
+_SPREAD: Final = 0x9E3779B97F4A7C1
+"""Times the number of an entry it differs from that of any other in nearly every bit that a seq may have."""
+
+
+class AdmissionLog:
+    """A ring of admissions with one writer and one reader, each of whom has one of these.
+
+    An entry is a seq, a revision and a check of both and of the entry's number. The reader takes an entry if
+    the check is right: neither one of the round before nor one that is not all there has it.
+
+    The writer must not come round to what is not read yet: the ring has more entries than there are requests
+    that a run hands over before it reads.
+    """
+
+    def __init__(self, path: Path, num_entries: int | None = None) -> None:
+        """Opens the ring of a file; makes one of `num_entries`, which are a few times a run's window."""
+        with path.open("r+b" if num_entries is None else "w+b") as file:
+            if num_entries is not None:
+                file.truncate(num_entries * _ENTRY.size)
+            self._memory = mmap.mmap(file.fileno(), 0)
+        self._num_entries = len(self._memory) // _ENTRY.size
+        self._number = 0
+
+    def write(self, admitted: Admitted) -> None:
+        """Adds admissions."""
+        seqs, revision = admitted
+        for seq in seqs:
+            self._number += 1
+            offset = self._number % self._num_entries * _ENTRY.size
+            _ENTRY.pack_into(self._memory, offset, seq, revision, self._check(seq, revision))
+
+    def read(self) -> Iterator[Admitted]:
+        """Yields the admissions that were written since the last call."""
+        for revision, entries in groupby(tuple(self._new_entries()), itemgetter(1)):
+            yield Admitted(tuple(seq for seq, _ in entries), revision)
+
+    def close(self) -> None:
+        """Lets go of the memory. Idempotent."""
+        self._memory.close()
+
+    def _new_entries(self) -> Iterator[tuple[int, int]]:
+        while True:
+            self._number += 1
+            seq, revision, check = _ENTRY.unpack_from(
+                self._memory, self._number % self._num_entries * _ENTRY.size
+            )
+            if check != self._check(seq, revision):
+                self._number -= 1
+                return
+            yield seq, revision
+
+    def _check(self, seq: int, revision: int) -> int:
+        return (self._number * _SPREAD ^ seq ^ revision << 40) & 0x7FFFFFFFFFFFFFFF

@@ -1,0 +1,115 @@
+"""What the scheduler tells a run: who starts, and what steps did. No vLLM here."""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Final, NamedTuple
+
+from blend_core.engines.vllm.flight import StepCounts
+from blend_core.engines.windows import StepRecord
+
+STEPS_AT_ONCE: Final = 16
+LONGEST_WAIT_S: Final = 0.25
+"""Steps are told together: a message takes as long as all else that we add to a step."""
+
+
+class Admitted(NamedTuple):
+    """Requests that the next step is the first to compute; told before it does.
+
+    Attributes:
+        seqs: in the order of their admission.
+        revision: plan revision in force.
+    """
+
+    seqs: tuple[int, ...]
+    revision: int
+
+
+class Stepped(NamedTuple):
+    """One step that is through. A plain tuple: one is made in every step.
+
+    Attributes:
+        counts: what it computed.
+        revision: plan revision in force when it was scheduled.
+        started_at: see `StepRecord`.
+        duration_s: from where the step before it ended, where they overlap.
+        num_cached_tokens: see `StepRecord`.
+        kv_usage: see `StepRecord`.
+        num_running_left: see `StepRecord`.
+        num_running_right: see `StepRecord`.
+        num_preempted: see `StepRecord`.
+        num_finished: see `StepRecord`.
+        added_s: what our part of the scheduler took since the step before, reporting that one included.
+        asked_in_vain: the policy asked for a request that vLLM has not got.
+    """
+
+    counts: StepCounts
+    revision: int
+    started_at: float
+    duration_s: float
+    num_cached_tokens: int
+    kv_usage: float
+    num_running_left: int
+    num_running_right: int
+    num_preempted: int
+    num_finished: int
+    added_s: float
+    asked_in_vain: bool
+
+    def record(self) -> StepRecord:
+        """The step as windows count it."""
+        counts = self.counts
+        return StepRecord(
+            started_at=self.started_at,
+            duration_s=self.duration_s,
+            num_prefill_tokens=counts.num_prefill_tokens,
+            num_decode_tokens=counts.num_decode_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_recomputed_tokens=counts.num_recomputed_tokens,
+            prefill_tokens_sq=counts.prefill_tokens_sq,
+            decode_kv_tokens=counts.decode_kv_tokens,
+            kv_usage=self.kv_usage,
+            num_running_left=self.num_running_left,
+            num_running_right=self.num_running_right,
+            num_preempted=self.num_preempted,
+            num_finished=self.num_finished,
+        )
+
+
+Report = Admitted | Stepped
+
+
+class StepReports:
+    """Tells steps when there are enough of them, or the first has waited for long.
+
+    A step in which something was missing is told at once. Any thread may call.
+    """
+
+    def __init__(self, tell: Callable[[list[Stepped]], None]) -> None:
+        """`tell` gets steps in their order; it is never called by two threads at once."""
+        self._tell = tell
+        self._steps: list[Stepped] = []
+        self._lock = Lock()
+
+    def add(self, step: Stepped) -> None:
+        """A step is through."""
+        with self._lock:
+            steps = self._steps
+            steps.append(step)
+            waited_s = step.started_at + step.duration_s - steps[0].started_at
+            if len(steps) >= STEPS_AT_ONCE or step.asked_in_vain or waited_s >= LONGEST_WAIT_S:
+                self._tell_steps()
+
+    def tell_all(self) -> None:
+        """Tells the steps that were not told yet."""
+        with self._lock:
+            if self._steps:
+                self._tell_steps()
+
+    def forget(self) -> None:
+        """What was not told yet belongs to a run that is over."""
+        with self._lock:
+            self._steps = []
+
+    def _tell_steps(self) -> None:
+        steps, self._steps = self._steps, []
+        self._tell(steps)

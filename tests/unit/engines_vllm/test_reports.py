@@ -1,0 +1,56 @@
+"""When steps are told."""
+
+import pytest
+
+from blend_core.engines.vllm.flight import StepCounts
+from blend_core.engines.vllm.reports import LONGEST_WAIT_S, STEPS_AT_ONCE, Stepped, StepReports
+
+COUNTS = StepCounts((), 5, 3, 0, 25, 30, 0)
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def reports(told):
+    return StepReports(told.append)
+
+
+def stepped(number=0, *, started_at=0.0, asked_in_vain=False):
+    return Stepped(COUNTS, number, started_at, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, asked_in_vain)
+
+
+def test_steps_are_told_together_and_in_order(reports, told):
+    steps = [stepped(number) for number in range(STEPS_AT_ONCE + 1)]
+    for step in steps:
+        reports.add(step)
+    assert told == [steps[:-1]]
+
+
+def test_no_step_waits_for_long(reports, told):
+    steps = [stepped(), stepped(started_at=LONGEST_WAIT_S)]
+    reports.add(steps[0])
+    assert not told
+    reports.add(steps[1])
+    assert told == [steps]
+
+
+def test_that_something_was_missing_is_told_at_once(reports, told):
+    reports.add(stepped(asked_in_vain=True))
+    assert len(told) == 1
+
+
+def test_what_waits_is_told_when_it_is_asked_for_and_not_twice(reports, told):
+    reports.add(stepped())
+    reports.tell_all()
+    reports.tell_all()
+    assert told == [[stepped()]]
+
+
+def test_what_is_forgotten_is_not_told(reports, told):
+    reports.add(stepped())
+    reports.forget()
+    reports.tell_all()
+    assert not told
