@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -107,7 +107,7 @@ def run_versus_bench(
 
     Raises:
         ConfigurationError: vLLM is not there, or the model is not known.
-        EngineError: a process failed.
+        EngineError: a process failed, or two ways did not compute the same prompts.
     """
     found = installed_vllm()
     why_not = why_not_vllm(settings.engine.device, found)
@@ -141,6 +141,7 @@ def run_versus_bench(
                 for one in names if number % 2 == 0 else tuple(reversed(names)):
                     figures, process_s = _measure(replace(base, name=one, kv_blocks=blocks), folder)
                     measured.setdefault((kv, one), []).append((figures, process_s))
+                    check_prompts(measured)
                     rate = figures.num_output_tokens / figures.busy_s
                     tell(
                         f"round {number + 1}, {kv} KV, {one}: {rate:,.0f} output tokens/s, {process_s:.0f} s"
@@ -153,6 +154,25 @@ def run_versus_bench(
             for kv, blocks in kv_blocks.items()
         ),
     )
+
+
+def check_prompts(measured: Mapping[tuple[str, str], Sequence[tuple[RunFigures, float]]]) -> None:
+    """Sees to it that all runs had the same work.
+
+    Args:
+        measured: figures and seconds of each run, by the size of KV and the way to run the file.
+
+    Raises:
+        EngineError: prompts of one run came to another number of tokens than those of the first.
+    """
+    runs = [(name, one.num_prompt_tokens) for (_, name), pairs in measured.items() for one, _ in pairs]
+    first, num_tokens = runs[0]
+    for name, other in runs:
+        if other != num_tokens:
+            raise EngineError(
+                f"The prompts are {num_tokens:,} tokens under {first} and {other:,} under {name}, so that "
+                "speeds cannot be compared; take a model whose chat template vLLM applies as we do."
+            )
 
 
 def _model_folder(settings: Settings, model: str, folder: Path) -> Path:
