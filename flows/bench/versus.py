@@ -101,7 +101,6 @@ def run_versus_bench(
     num_requests: int,
     num_rounds: int,
     tell: Callable[[str], None],
-    names: Sequence[str] = NAMES,
 ) -> EngineVersus:
     """Runs every way in turn, round after round, each in a fresh process.
 
@@ -138,7 +137,7 @@ def run_versus_bench(
         for number in range(num_rounds):
             for kv, blocks in kv_blocks.items():
                 # Every second round goes the other way, so that nobody always comes after the same one.
-                for one in names if number % 2 == 0 else tuple(reversed(names)):
+                for one in NAMES if number % 2 == 0 else tuple(reversed(NAMES)):
                     figures, process_s = _measure(replace(base, name=one, kv_blocks=blocks), folder)
                     measured.setdefault((kv, one), []).append((figures, process_s))
                     check_prompts(measured)
@@ -150,7 +149,7 @@ def run_versus_bench(
         f"vllm {found.version}",
         model,
         tuple(
-            KvSetting(kv, blocks, tuple(_summary(one, kv, measured) for one in names))
+            KvSetting(kv, blocks, tuple(_summary(one, kv, measured) for one in NAMES))
             for kv, blocks in kv_blocks.items()
         ),
     )
