@@ -1,6 +1,8 @@
 """The vLLM engine under each policy beside vLLM's own batch runner: one file, model and settings."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import BinaryIO, Final
 
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.errors import ConfigurationError, EngineError
@@ -191,17 +193,35 @@ def _measure(run: VersusRun, folder: Path) -> tuple[RunFigures, float]:
     log = folder / "log.txt"
     begin = time.perf_counter()
     with log.open("wb") as output:
-        status = subprocess.run(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-m", "flows.bench.versus_process", str(description)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
+        status = run_process(description, output)
     process_s = time.perf_counter() - begin
     if status != 0 or not figures_file.is_file():
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise EngineError(f"The run of {run.name} ended with status {status}: {' '.join(last)}")
     return RunFigures(**json.loads(figures_file.read_text())), process_s
+
+
+def run_process(description: Path, log: BinaryIO) -> int:
+    """Runs what a `VersusRun`'s file says to its end; returns its exit status.
+
+    The process and what it starts are a group of their own, which ends with this process, by the pipe that is
+    its standard input, and when this is interrupted.
+    """
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+        [sys.executable, "-m", "flows.bench.versus_process", str(description)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def _summary(

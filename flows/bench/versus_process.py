@@ -1,16 +1,21 @@
 """One run of the comparison, in a process of its own: `python -m flows.bench.versus_process RUN.json`.
 
-It reads what to run from the file, writes figures into another, and is timed from outside.
+It reads what to run from the file, writes figures into another, and is timed from outside. The end of its
+standard input is that of its parent, and then its own and that of all it started.
 """
 
 import asyncio
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from blend_core.engines.process_child import end_with_parent
 
 if TYPE_CHECKING:
     from blend_core.engines.vllm.options import VllmEngineOptions
@@ -242,4 +247,7 @@ def _run_policy(run: VersusRun) -> RunFigures:
 
 
 if __name__ == "__main__":
+    threading.Thread(
+        target=end_with_parent, args=(sys.stdin.fileno(), os.getppid()), name="lifeline", daemon=True
+    ).start()
     main(Path(sys.argv[1]))
