@@ -53,7 +53,7 @@ _PARENT_POLL_S = 0.5
 def main(channel_fd: int, lifeline_fd: int) -> None:
     """Opens the engine that the parent names and runs what it asks for, until the parent is gone."""
     threading.Thread(
-        target=_end_with_parent, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
+        target=end_with_parent, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
     ).start()
     channel = _Channel(Connection(channel_fd))
     try:
@@ -100,8 +100,8 @@ class _Channel:
             raise _ParentGoneError from None
 
 
-def _end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
-    """Waits for the parent's end, then kills this process group.
+def end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
+    """Waits for the parent's end, then kills this process group, which must not be the parent's.
 
     The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The
     kernel's parent-death signal is no substitute: it is tied to the thread that started the process, and it

@@ -1,15 +1,17 @@
 """The vLLM engine under each policy beside vLLM's own batch runner: one file, model and settings."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import BinaryIO, Final
 
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.errors import ConfigurationError, EngineError
@@ -101,13 +103,12 @@ def run_versus_bench(
     num_requests: int,
     num_rounds: int,
     tell: Callable[[str], None],
-    names: Sequence[str] = NAMES,
 ) -> EngineVersus:
     """Runs every way in turn, round after round, each in a fresh process.
 
     Raises:
         ConfigurationError: vLLM is not there, or the model is not known.
-        EngineError: a process failed.
+        EngineError: a process failed, or two ways did not compute the same prompts.
     """
     found = installed_vllm()
     why_not = why_not_vllm(settings.engine.device, found)
@@ -138,9 +139,10 @@ def run_versus_bench(
         for number in range(num_rounds):
             for kv, blocks in kv_blocks.items():
                 # Every second round goes the other way, so that nobody always comes after the same one.
-                for one in names if number % 2 == 0 else tuple(reversed(names)):
+                for one in NAMES if number % 2 == 0 else tuple(reversed(NAMES)):
                     figures, process_s = _measure(replace(base, name=one, kv_blocks=blocks), folder)
                     measured.setdefault((kv, one), []).append((figures, process_s))
+                    check_prompts(measured)
                     rate = figures.num_output_tokens / figures.busy_s
                     tell(
                         f"round {number + 1}, {kv} KV, {one}: {rate:,.0f} output tokens/s, {process_s:.0f} s"
@@ -149,10 +151,29 @@ def run_versus_bench(
         f"vllm {found.version}",
         model,
         tuple(
-            KvSetting(kv, blocks, tuple(_summary(one, kv, measured) for one in names))
+            KvSetting(kv, blocks, tuple(_summary(one, kv, measured) for one in NAMES))
             for kv, blocks in kv_blocks.items()
         ),
     )
+
+
+def check_prompts(measured: Mapping[tuple[str, str], Sequence[tuple[RunFigures, float]]]) -> None:
+    """Sees to it that all runs had the same work.
+
+    Args:
+        measured: figures and seconds of each run, by the size of KV and the way to run the file.
+
+    Raises:
+        EngineError: prompts of one run came to another number of tokens than those of the first.
+    """
+    runs = [(name, one.num_prompt_tokens) for (_, name), pairs in measured.items() for one, _ in pairs]
+    first, num_tokens = runs[0]
+    for name, other in runs:
+        if other != num_tokens:
+            raise EngineError(
+                f"The prompts are {num_tokens:,} tokens under {first} and {other:,} under {name}, so that "
+                "speeds cannot be compared; take a model whose chat template vLLM applies as we do."
+            )
 
 
 def _model_folder(settings: Settings, model: str, folder: Path) -> Path:
@@ -172,17 +193,35 @@ def _measure(run: VersusRun, folder: Path) -> tuple[RunFigures, float]:
     log = folder / "log.txt"
     begin = time.perf_counter()
     with log.open("wb") as output:
-        status = subprocess.run(  # noqa: S603 - this interpreter, this package
-            [sys.executable, "-m", "flows.bench.versus_process", str(description)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
+        status = run_process(description, output)
     process_s = time.perf_counter() - begin
     if status != 0 or not figures_file.is_file():
         last = log.read_text(errors="replace").strip().splitlines()[-1:]
         raise EngineError(f"The run of {run.name} ended with status {status}: {' '.join(last)}")
     return RunFigures(**json.loads(figures_file.read_text())), process_s
+
+
+def run_process(description: Path, log: BinaryIO) -> int:
+    """Runs what a `VersusRun`'s file says to its end; returns its exit status.
+
+    The process and what it starts are a group of their own, which ends with this process, by the pipe that is
+    its standard input, and when this is interrupted.
+    """
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
+        [sys.executable, "-m", "flows.bench.versus_process", str(description)],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return process.wait()
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def _summary(

@@ -1,16 +1,21 @@
 """One run of the comparison, in a process of its own: `python -m flows.bench.versus_process RUN.json`.
 
-It reads what to run from the file, writes figures into another, and is timed from outside.
+It reads what to run from the file, writes figures into another, and is timed from outside. The end of its
+standard input is that of its parent, and then its own and that of all it started.
 """
 
 import asyncio
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from blend_core.engines.process_child import end_with_parent
 
 if TYPE_CHECKING:
     from blend_core.engines.vllm.options import VllmEngineOptions
@@ -70,6 +75,7 @@ class RunFigures:
     """What a process measured.
 
     Attributes:
+        num_prompt_tokens: tokens of all prompts.
         num_output_tokens: tokens of all answers.
         busy_s: from opening the request file to the last answer; loading the model and writing answers down
             are not in it.
@@ -78,6 +84,7 @@ class RunFigures:
         added_s_per_step: mean time of our part of the scheduler.
     """
 
+    num_prompt_tokens: int
     num_output_tokens: int
     busy_s: float
     prefix_sharing: float
@@ -148,8 +155,10 @@ def _run_batch(run: VersusRun) -> RunFigures:
         if sample.name.startswith("vllm:")
     }
     answers = [json.loads(line) for line in Path(run.output_file).read_text().splitlines()]
+    usages = [one["response"]["body"]["usage"] for one in answers]
     return RunFigures(
-        num_output_tokens=sum(one["response"]["body"]["usage"]["completion_tokens"] for one in answers),
+        num_prompt_tokens=sum(usage["prompt_tokens"] for usage in usages),
+        num_output_tokens=sum(usage["completion_tokens"] for usage in usages),
         busy_s=clock["write_file"] - clock["read_file"],
         prefix_sharing=counted["vllm:prefix_cache_hits_total"] / counted["vllm:prefix_cache_queries_total"],
         num_preempted=int(counted["vllm:num_preemptions_total"]),
@@ -228,9 +237,17 @@ def _run_policy(run: VersusRun) -> RunFigures:
     Path(run.output_file).write_text("".join(json.dumps(answer) + "\n" for answer in answers))
     engine.close()
     return RunFigures(
-        num_output, busy_s, num_cached / num_prompt, num_preempted, engine.added_s / engine.num_steps
+        num_prompt_tokens=num_prompt,
+        num_output_tokens=num_output,
+        busy_s=busy_s,
+        prefix_sharing=num_cached / num_prompt,
+        num_preempted=num_preempted,
+        added_s_per_step=engine.added_s / engine.num_steps,
     )
 
 
 if __name__ == "__main__":
+    threading.Thread(
+        target=end_with_parent, args=(sys.stdin.fileno(), os.getppid()), name="lifeline", daemon=True
+    ).start()
     main(Path(sys.argv[1]))

@@ -1,7 +1,8 @@
 """The torch engine under each policy on a GPU: `python tests/gpu/torch_policies.py`; torch 2.11 or later.
 
 Makes a random Llama on the spot and prints one JSON object. It stops starting runs after `--limit-s` seconds
-(300), so that it ends within six minutes; needs no network, no vLLM and no service.
+(300), so that it ends within six minutes; needs no network, no vLLM and no service. The exit status is 1
+where a request failed or no run is through.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, o
         "busy_s": busy_s,
         "output_tokens_per_s": output / busy_s,
         "total_tokens_per_s": (prompt + output) / busy_s,
-        "prefix_sharing": cached / prompt,
+        "prefix_sharing": cached / prompt if prompt else 0.0,
         "num_preempted": preempted,
         "num_failed": failed,
     }
@@ -92,6 +93,7 @@ def main() -> None:
                 runs.append(measure(policy, folder, asked))
     told = {"torch": torch.__version__, "device": asked.device, "runs": runs}
     sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,23 @@
 """The vLLM engine under each policy on a GPU, scheduling ahead: `python tests/gpu/vllm_policies.py`.
 
-Prints one JSON object: a run for each policy and round, with its counts. Without `--model` a random
-Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
+Prints one JSON object: a run for each policy and round, with its counts. Every run loads the model anew;
+after `--limit-s` seconds (1800) the runs that are through are printed and the rest is given up. The exit
+status is 1 where a request failed or no run is through. Without `--model` a random Llama is made on the spot,
+whose speed says nothing of a real one's; give a model that fits the GPU.
 
 `--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -28,6 +33,10 @@ from flows.bench.random_llama import make_random_llama
 from flows.job_source import JobSource
 
 POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
+
+
+class TimeIsOverError(BaseException):
+    """Not an `Exception`: no engine may take it for one of its own."""
 
 
 def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
@@ -74,7 +83,7 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, o
             "busy_s": busy_s,
             "output_tokens_per_s": output / busy_s,
             "total_tokens_per_s": (prompt + output) / busy_s,
-            "prefix_sharing": cached / prompt,
+            "prefix_sharing": cached / prompt if prompt else 0.0,
             "num_preempted": preempted,
             "num_prefill_tokens": prefill,
             "num_steps": steps,
@@ -88,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="Hugging Face folder")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--device-profile", default="a100-80g")
+    parser.add_argument("--device-profile", default="h200")
     parser.add_argument("--requests", type=int, default=256, help="at most 264: the demo's prompts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--kv-blocks", type=int, default=0, help="0 takes what the GPU has room for")
@@ -96,11 +105,28 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
+    parser.add_argument("--limit-s", type=float, default=1800.0)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
+    runs: list[dict[str, object]] = []
+    signal.signal(signal.SIGALRM, end)
+    with tempfile.TemporaryDirectory() as made, suppress(TimeIsOverError):
+        signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
         folder = asked.model or make_random_llama(Path(made) / "random-llama")
-        runs = [measure(policy, folder, asked) for _ in range(asked.rounds) for policy in POLICIES]
-    sys.stdout.write(json.dumps({"model": str(asked.model or "random-llama"), "runs": runs}, indent=2) + "\n")
+        for policy in POLICIES * asked.rounds:
+            runs.append(measure(policy, folder, asked))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    num_asked = len(POLICIES) * asked.rounds
+    if len(runs) < num_asked:
+        sys.stderr.write(
+            f"Time is over after {asked.limit_s:g} s: {len(runs)} of {num_asked} runs are through.\n"
+        )
+    told = {"model": str(asked.model or "random-llama"), "num_runs_asked": num_asked, "runs": runs}
+    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)
+
+
+def end(signal_number: int, frame: object) -> NoReturn:
+    raise TimeIsOverError
 
 
 if __name__ == "__main__":

@@ -123,20 +123,21 @@ class VllmEngine:
             raise EngineStartError(
                 f"vLLM did not start ({_words_of(error)}); the log on standard error has the details."
             ) from error
-        core: Core
-        if remote is None:
-            core = LocalCore(llm_engine)
-        else:
-            remote.accept()
-            core = RemoteCore(llm_engine, remote)
-        dtype = str(config.model_config.dtype).removeprefix("torch.")
-        info = EngineInfo(
-            engine=self.name,
-            model=load_model_spec(Path(options.model_folder), dtype),
-            device=options.device_profile,
-            limits=core.control.limits(),
-            details=_details(options, found.version, dtype, config),
-        )
+        core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote)
+        try:
+            if remote is not None:
+                remote.accept()
+            dtype = str(config.model_config.dtype).removeprefix("torch.")
+            info = EngineInfo(
+                engine=self.name,
+                model=load_model_spec(Path(options.model_folder), dtype),
+                device=options.device_profile,
+                limits=core.control.limits(),
+                details=_details(options, found.version, dtype, config),
+            )
+        except BaseException:
+            core.close()
+            raise
         return OpenedVllm(info, core, options, int(config.model_config.max_model_len))
 
 

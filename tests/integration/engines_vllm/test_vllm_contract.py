@@ -4,6 +4,8 @@ The parts are not public, so each is looked at in the vLLM that is installed.
 """
 
 import inspect
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +103,7 @@ def test_a_request_whose_token_is_on_its_way_is_left_out_as_the_step_budget_reck
         assert text in source, text
 
 
-def test_schedule_asks_bool_then_peeks_then_pops(scheduler: Any) -> None:
+def test_schedule_asks_bool_then_peeks_then_pops() -> None:
     """`bool(queue)` guards `peek_request`; `pop_request` follows an allocation, or skips."""
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -203,7 +205,7 @@ def test_cached_blocks_of_a_waiting_request_are_told_with_their_references(
     assert scheduler.num_held_blocks(one) == 0
 
 
-def test_a_step_that_was_prepared_is_the_one_that_vllm_computes(engine: VllmEngine, scheduler: Any) -> None:
+def test_a_step_that_was_prepared_is_the_one_that_vllm_computes() -> None:
     """`EngineCore.step` calls `schedule` once, and nothing between `has_requests` and it."""
     from vllm.v1.engine.core import EngineCore
 
@@ -215,8 +217,51 @@ def test_a_step_that_was_prepared_is_the_one_that_vllm_computes(engine: VllmEngi
 def test_a_separate_core_queues_its_outputs_where_they_can_be_looked_for() -> None:
     from vllm.v1.engine.core_client import SyncMPClient
 
-    assert "self.outputs_queue" in inspect.getsource(SyncMPClient.__init__)
+    # A `queue.Queue`, at whose `not_empty` and `queue` a run waits.
+    assert "self.outputs_queue = queue.Queue[" in inspect.getsource(SyncMPClient.__init__)
     assert "self.outputs_queue.get()" in inspect.getsource(SyncMPClient.get_output)
+
+
+def test_a_separate_core_that_ended_is_told_by_ensure_alive() -> None:
+    from vllm.v1.engine.core_client import MPClient, SyncMPClient
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    resources = SimpleNamespace(engine_dead=False)
+    SyncMPClient.ensure_alive(SimpleNamespace(resources=resources))
+    resources.engine_dead = True
+    with pytest.raises(EngineDeadError):
+        SyncMPClient.ensure_alive(SimpleNamespace(resources=resources))
+    # Nobody has to ask the core for it.
+    source = inspect.getsource(MPClient.start_engine_core_monitor)
+    assert "_self.resources.engine_dead = True" in source
+    assert "self.start_engine_core_monitor()" in inspect.getsource(MPClient.__init__)
+
+
+def test_an_answer_that_a_stop_string_ends_is_aborted_in_the_core(
+    engine: VllmEngine, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front end finds the string, so the last status of the request is that of an abort."""
+    from vllm.v1.request import RequestStatus
+
+    to_the_end = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True)
+    (whole,) = run_on(engine, Block32Source([request(0, range(3, 9), to_the_end)])).finished.values()
+    half = whole.output_text[: len(whole.output_text) // 2]
+    told = []
+    finish_requests = scheduler.finish_requests
+
+    def noting(request_ids: Any, status: Any) -> Any:
+        told.append((list(request_ids), status))
+        return finish_requests(request_ids, status)
+
+    monkeypatch.setattr(scheduler, "finish_requests", noting)
+    stopped = replace(to_the_end, stop=(half[-1],))
+    (answer,) = run_on(engine, Block32Source([request(0, range(3, 9), stopped)])).finished.values()
+
+    assert answer.finish_reason == "stop"
+    assert half.startswith(answer.output_text)
+    ((request_ids, status),) = told
+    assert len(request_ids) == 1
+    assert status is RequestStatus.FINISHED_ABORTED
 
 
 def test_vllms_batch_runner_reads_its_file_after_set_up_and_writes_when_every_answer_is_there() -> None:

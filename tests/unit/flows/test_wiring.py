@@ -122,14 +122,17 @@ def test_vllm_that_is_asked_for_and_not_there_is_refused_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vllm_is(monkeypatch, None)
-    with pytest.raises(ConfigurationError, match="make setup-vllm"):
+    how = (
+        r"run `make setup-vllm` .*, or on CUDA `pip install --no-deps vllm==0\.32\.0` beside the extra `vllm`"
+    )
+    with pytest.raises(ConfigurationError, match=how):
         serving(tmp_path, {"engine": "vllm"})
-    with pytest.raises(ConfigurationError, match="make setup-vllm"):
+    with pytest.raises(ConfigurationError, match=how):
         serving(tmp_path, {"vllm": {"dtype": "half"}})
     with pytest.raises(ConfigurationError, match="its engine is `torch`; leave them out"):
         serving(tmp_path, {"engine": "torch", "vllm": {"dtype": "half"}})
     vllm_is(monkeypatch, InstalledVllm("0.33.0", "cpu"))
-    with pytest.raises(ConfigurationError, match=r"0\.33\.0 is installed"):
+    with pytest.raises(ConfigurationError, match=r"0\.33\.0 is installed .*; " + how):
         serving(tmp_path, name="vllm")
 
 

@@ -1,0 +1,111 @@
+"""The scripts that run policies on a GPU, without one: how they end."""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed
+from blend_core.errors import RequestErrorCode
+from blend_core.policies.base import EngineLimits
+from blend_core.specs import ModelSpec, load_device_profile
+from tests.gpu import torch_policies, vllm_policies
+from tests.tiny_llama import make_tiny_llama
+
+FIGURES: dict[str, object] = {"num_failed": 0}
+
+
+class EngineThatFails:
+    """Answers no request."""
+
+    def __init__(self, options: object) -> None:
+        self.is_closed = False
+
+    def open(self) -> EngineInfo:
+        spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
+        limits = EngineLimits(32, 600, 8, 64)
+        return EngineInfo("vllm", spec, load_device_profile("h200"), limits, {"async_scheduling": "false"})
+
+    def run(self, source: object) -> Iterator[EngineEvent]:
+        yield RequestFailed(0, 0, RequestErrorCode.PROMPT_TOO_LONG, "It is too long.", 0.0)
+
+    def check_integrity(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def alarm_as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGALRM)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Its exit status."""
+    monkeypatch.setattr(sys, "argv", ["script", "--device", "cuda", "--requests", "8", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    status = ended.value.code
+    assert isinstance(status, int)
+    return status
+
+
+@pytest.mark.parametrize(
+    ("script", "engine"), [(vllm_policies, "EngineProcess"), (torch_policies, "TorchEngine")]
+)
+def test_runs_of_which_every_request_failed_are_told_and_end_with_status_1(
+    script: ModuleType, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, engine, EngineThatFails)
+    assert run(script, monkeypatch, "--rounds", "1") == 1
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["num_failed"], one["prefix_sharing"]) for one in runs] == [(1, 0.0)] * 4
+
+
+def test_runs_on_vllm_that_take_too_long_are_given_up_and_the_others_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    num_begun = 0
+
+    def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == 3:
+            time.sleep(60)
+        return FIGURES
+
+    monkeypatch.setattr(vllm_policies, "measure", measure)
+    assert run(vllm_policies, monkeypatch, "--model", str(tmp_path), "--limit-s", "0.5") == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert (told["num_runs_asked"], len(told["runs"])) == (12, 2)
+    assert printed.err == "Time is over after 0.5 s: 2 of 12 runs are through.\n"
+
+
+def test_no_run_in_time_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(vllm_policies, "measure", lambda *arguments: time.sleep(60))
+    assert run(vllm_policies, monkeypatch, "--model", str(tmp_path), "--limit-s", "0.1") == 1
+
+
+def test_both_scripts_reckon_with_the_same_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    profiles = []
+
+    def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+        profiles.append(asked.device_profile)
+        return FIGURES
+
+    for script in (vllm_policies, torch_policies):
+        monkeypatch.setattr(script, "measure", measure)
+        monkeypatch.setattr(script, "make_random_llama", make_tiny_llama)
+        assert run(script, monkeypatch, "--rounds", "1") == 0
+    assert set(profiles) == {"h200"}
