@@ -6,7 +6,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from blend_core.engines.vllm.flight import Flight, StepCounts
-from blend_core.engines.vllm.scheduler_view import SchedulerView, seq_of
+from blend_core.engines.vllm.scheduler_view import SchedulerView, run_of, seq_of
 from blend_core.engines.vllm.waiting_requests import WaitingRequests
 from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
 
@@ -73,7 +73,7 @@ class AdmissionQueue:
         self._num_unheard_tokens = 0
         self._waiting = WaitingRequests(view)
         self._preempted: dict[int, Side] = {}
-        # Requests in flight that are to be aborted, and others that have not even come.
+        # Requests in flight that are to be aborted; others that have not come yet, or have ended already.
         self._withdrawn: set[int] = set()
         self._on_their_way: set[int] = set()
         self._next: _Offer | None = None
@@ -85,14 +85,16 @@ class AdmissionQueue:
 
     # What a run asks.
 
-    def start(self, policy: AdmissionPolicy, revision: int) -> None:
-        """Begins a run, when the queue is idle."""
+    def start(self, policy: AdmissionPolicy, revision: int) -> int:
+        """Begins a run, when the queue is idle; returns its number."""
         with self.lock:
             self.flight = Flight(self._limits.block_size)
             self.policy, self.revision = policy, revision
+            self._on_their_way.clear()
             self.num_runs += 1
             self._admitted, self._num_cached_tokens = [], 0
             self._num_preempted = self._num_finished = self._num_unheard_tokens = 0
+            return self.num_runs
 
     def is_idle(self) -> bool:
         """Whether vLLM has no request, as far as it was told to the queue."""
@@ -128,13 +130,12 @@ class AdmissionQueue:
     # What vLLM's scheduler asks: `RequestQueue`.
 
     def add_request(self, request: Any) -> None:
-        """A new request waits, but for one that was withdrawn on its way here."""
+        """A new request waits, but for one that was withdrawn, or its run given up, on its way here."""
         with self.lock:
-            self._waiting.add(request)
-            seq = seq_of(request)
-            if seq in self._on_their_way:
-                self._on_their_way.remove(seq)
-                self._waiting.release(seq)
+            if run_of(request) != self.num_runs or seq_of(request) in self._on_their_way:
+                self._waiting.add_released(request)
+            else:
+                self._waiting.add(request)
 
     def __bool__(self) -> bool:
         """Whether a request may start now. Asks the policy; the answer is what `peek_request` gives."""

@@ -23,8 +23,10 @@ class SchedulerControl(Protocol):
     def limits(self) -> EngineLimits:
         """What the policy must respect, in the policy's unit of blocks."""
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """Begins a run under the named policy, once vLLM has let go of what was aborted of an earlier one.
+
+        Returns the run's number, which its requests say (`RUN_ARGUMENT`).
 
         Raises:
             PlanError: the plan is for another block size.
@@ -62,7 +64,7 @@ class LocalControl:
         """See `SchedulerControl`."""
         return self._limits
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """See `SchedulerControl`."""
         deadline_s = time.monotonic() + _LET_GO_S
         while not self._queue.is_idle():
@@ -70,7 +72,7 @@ class LocalControl:
                 raise EngineError("vLLM still has requests of an earlier run; open the engine anew.")
             time.sleep(_LOOK_EVERY_S)
         self._reports.forget()
-        self._queue.start(make_policy(policy, plan, self._limits), plan.revision)
+        return self._queue.start(make_policy(policy, plan, self._limits), plan.revision)
 
     def revise(self, plan: Plan) -> None:
         """See `SchedulerControl`."""

@@ -31,7 +31,7 @@ class Core(Protocol):
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests without an output."""
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """Begins a run, whose requests are added from now on; see `SchedulerControl.start`."""
 
     def step(self) -> Iterator[Any]:
@@ -66,13 +66,13 @@ class LocalCore:
         """See `Core`."""
         self._llm_engine.abort_request(list(request_ids))
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """See `Core`."""
         while self._scheduler.has_work():
             # Of what was aborted.
             self._llm_engine.step()
         self._scheduler.take_reports()
-        self.control.start(policy, plan)
+        return self.control.start(policy, plan)
 
     def step(self) -> Iterator[Any]:
         """See `Core`."""
@@ -117,11 +117,12 @@ class RemoteCore:
         except EngineDeadError as error:
             raise _died(error) from error
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """See `Core`."""
-        self.control.start(policy, plan)
+        number = self.control.start(policy, plan)
         # Of an earlier run.
         deque(self._remote.reports(), maxlen=0)
+        return number
 
     def step(self) -> Iterator[Any]:
         """See `Core`."""

@@ -87,13 +87,19 @@ class RemoteControl:
         self._steps: Connection | None = None
 
     def accept(self) -> None:
-        """Takes the scheduler's two connections, which it has made when vLLM is up."""
+        """Takes the scheduler's two connections, which it has made when vLLM is up.
+
+        Nothing is left on disk then: an engine's process may be killed at any time.
+        """
         assert self._listener is not None, "the control is closed"
         self._steps = self._listener.accept()
         self._calls = self._listener.accept()
+        self._listener.close()
+        self._listener = None
+        shutil.rmtree(self._folder)
 
     def close(self) -> None:
-        """Ends both connections and removes the socket. Idempotent."""
+        """Ends both connections, and what there was before them. Idempotent."""
         for end in (self._calls, self._steps, self._listener):
             if end is not None:
                 end.close()
@@ -121,9 +127,10 @@ class RemoteControl:
         assert isinstance(limits, EngineLimits)
         return limits
 
-    def start(self, policy: str, plan: Plan) -> None:
+    def start(self, policy: str, plan: Plan) -> int:
         """See `SchedulerControl`."""
-        self._call("start", policy, plan)
+        number: int = self._call("start", policy, plan)
+        return number
 
     def revise(self, plan: Plan) -> None:
         """See `SchedulerControl`."""

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.windows import StepRecord
 
-STEPS_AT_ONCE: Final = 16
-LONGEST_WAIT_S: Final = 0.25
+STEPS_AT_ONCE: Final = 64
+LONGEST_WAIT_S: Final = 0.5
 """Steps are told together: a message takes as long as all else that we add to a step."""
 
 

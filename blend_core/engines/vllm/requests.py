@@ -9,7 +9,7 @@ from vllm import SamplingParams as VllmSampling
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
+from blend_core.engines.vllm.scheduler_view import RUN_ARGUMENT, SEQ_ARGUMENT
 from blend_core.errors import RequestErrorCode
 from blend_core.request import Request, longest_kv_tokens
 from blend_core.wording import count_text
@@ -94,7 +94,7 @@ def vllm_prompt(request: Request) -> Any:
     return tokens_input(request.prompt_token_ids.tolist())
 
 
-def vllm_sampling(request: Request) -> Any:
+def vllm_sampling(request: Request, run: int) -> Any:
     """The sampling parameters in vLLM's form. Raises what vLLM raises on values that it refuses."""
     sampling = request.sampling
     structured = None
@@ -111,5 +111,5 @@ def vllm_sampling(request: Request) -> Any:
         ignore_eos=sampling.ignore_eos,
         structured_outputs=structured,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={SEQ_ARGUMENT: request.seq},
+        extra_args={SEQ_ARGUMENT: request.seq, RUN_ARGUMENT: run},
     )

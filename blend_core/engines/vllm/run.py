@@ -87,7 +87,7 @@ class Run:
         self._deadlines: dict[int, float] = {}
         self.added_s = 0.0
         self.num_steps = 0
-        opened.core.start(opened.options.policy, plan)
+        self._number = opened.core.start(opened.options.policy, plan)
 
     def events(self) -> Iterator[EngineEvent]:
         """Runs until no request is left.
@@ -175,7 +175,7 @@ class Run:
                 self._core.add(
                     str(request.seq),
                     vllm_prompt(request),
-                    vllm_sampling(request),
+                    vllm_sampling(request, self._number),
                     self._adapters.get(request.lora_adapter or ""),
                 )
             except EngineDiedError:

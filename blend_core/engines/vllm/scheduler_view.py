@@ -4,7 +4,8 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 SEQ_ARGUMENT: Final = "blend_seq"
-"""Where a request says its `seq`: in vLLM's `SamplingParams.extra_args`, which reach the scheduler."""
+RUN_ARGUMENT: Final = "blend_run"
+"""Where a request says its `seq` and its run: in vLLM's `SamplingParams.extra_args`, which the scheduler gets."""
 
 
 class Readiness(Enum):
@@ -39,3 +40,9 @@ def seq_of(request: Any) -> int:
     """The `seq` that a request was queued with."""
     seq: int = request.sampling_params.extra_args[SEQ_ARGUMENT]
     return seq
+
+
+def run_of(request: Any) -> int:
+    """The number of the run that a request was queued for."""
+    run: int = request.sampling_params.extra_args[RUN_ARGUMENT]
+    return run

@@ -57,6 +57,10 @@ class WaitingRequests:
         if self._view.readiness(request) is not Readiness.READY:
             self._blocked[seq] = request
 
+    def add_released(self, request: Any) -> None:
+        """A new request is vLLM's until vLLM removes it, and may not start."""
+        self._released[request.request_id] = request
+
     def pass_over(self, seq: int) -> None:
         """vLLM took a request and skips it in this step."""
         self._passed_over.add(seq)

@@ -134,7 +134,7 @@ class OverlappingCore:
 
         tokens = one.prompt_token_ids.tolist()
         self.scheduler.add_request(
-            VllmRequest(f"{one.seq}-x", tokens, vllm_sampling(one), None, block_hasher=hasher)
+            VllmRequest(f"{one.seq}-x", tokens, vllm_sampling(one, 1), None, block_hasher=hasher)
         )
 
 

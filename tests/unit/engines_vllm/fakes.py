@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import LocalControl
 from blend_core.engines.vllm.reports import StepReports
-from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT, Readiness
+from blend_core.engines.vllm.scheduler_view import RUN_ARGUMENT, SEQ_ARGUMENT, Readiness
 from blend_core.policies.base import EngineLimits
 
 BLOCK_SIZE = 4
 
 
 class FakeRequest:
-    def __init__(self, seq, prompt, num_output_tokens):
+    def __init__(self, seq, prompt, num_output_tokens, run=1):
         self.request_id = f"{seq}-x"
-        self.sampling_params = SimpleNamespace(extra_args={SEQ_ARGUMENT: seq})
+        self.sampling_params = SimpleNamespace(extra_args={SEQ_ARGUMENT: seq, RUN_ARGUMENT: run})
         self.prompt = tuple(prompt)
         self.output = 0
         self.longest = num_output_tokens

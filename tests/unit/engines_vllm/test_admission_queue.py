@@ -44,9 +44,9 @@ def start(scheduler, job, policy="fcfs", order=None, kind=CheckedPolicy):
     return checked
 
 
-def requests_of(job):
+def requests_of(job, run=1):
     return [
-        FakeRequest(seq, prompt, output)
+        FakeRequest(seq, prompt, output, run)
         for seq, (prompt, output) in enumerate(zip(job.prompts, job.output_tokens, strict=True))
     ]
 
@@ -266,6 +266,27 @@ def test_a_run_begins_once_vllm_has_let_go_of_the_one_before(monkeypatch):
     scheduler.control.start("fcfs", job.plan())
 
     assert len(slept) == 1
+    assert scheduler.queue.is_idle()
+
+
+def test_what_comes_late_of_a_run_that_is_over_does_not_start_in_the_next():
+    job = random_job(7, num_requests=2, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    start(scheduler, job)
+    # It had ended, and the run did not know yet.
+    scheduler.control.withdraw([0, 1], [0])
+    checked = start(scheduler, job)
+    late = scheduler.add(FakeRequest(1, job.prompts[1], 5))
+    for request in requests_of(job, run=2):
+        request.request_id += "y"
+        scheduler.add(request)
+
+    while checked.num_waiting or scheduler.running:
+        scheduler.step()
+
+    assert sorted(checked.admissions) == [0, 1]
+    assert late.status == "waiting"
+    scheduler.abort(late)
     assert scheduler.queue.is_idle()
 
 

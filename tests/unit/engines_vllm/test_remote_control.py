@@ -1,0 +1,102 @@
+"""Calls and reports between a run and a scheduler, each at its end of a connection."""
+
+import sys
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
+
+from cases import random_job
+
+from blend_core.engines.vllm.admission_log import AdmissionLog
+from blend_core.engines.vllm.flight import StepCounts
+from blend_core.engines.vllm.remote_control import RemoteControl, StepSender, admission_file, serve_calls
+from blend_core.engines.vllm.reports import Admitted, Stepped
+from blend_core.errors import EngineDiedError, PlanError
+from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
+
+STEP = Stepped(StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, False)
+
+
+class Ends:
+    """Both ends, in this process.
+
+    Attributes:
+        run: the run's.
+        scheduler: what the calls go to.
+        admissions: where the scheduler tells admissions.
+        steps: how it tells steps.
+    """
+
+    def __init__(self):
+        self.run = RemoteControl(16)
+        self.scheduler = FakeScheduler()
+        self.admissions = AdmissionLog(admission_file(self.run.address))
+        self.steps = StepSender(self.run.address)
+        serve_calls(self.run.address, self.scheduler.control)
+        self.run.accept()
+
+
+@pytest.fixture
+def ends():
+    both = Ends()
+    yield both
+    both.run.close()
+
+
+def test_nothing_is_on_disk_once_the_scheduler_has_connected(ends):
+    assert not Path(ends.run.address).parent.exists()
+
+
+def test_nothing_is_on_disk_where_it_never_connects():
+    run = RemoteControl(16)
+    run.close()
+    run.close()
+    assert not Path(run.address).parent.exists()
+
+
+def test_calls_are_answered(ends):
+    job = random_job(3, num_requests=6, block_size=BLOCK_SIZE)
+    assert ends.run.limits() == ends.scheduler.limits
+    ends.run.start("fcfs", job.plan(list(range(6))))
+    assert ends.run.upcoming(3) == [0, 1, 2]
+    for seq in range(3):
+        ends.scheduler.add(FakeRequest(seq, job.prompts[seq], 5))
+    ends.run.withdraw([0, 5], [0])
+    assert ends.run.upcoming(9) == [1, 2, 3, 4]
+    assert ends.run.release([1, 4]) == (1,)
+    ends.run.revise(job.plan([4, 3, 2, 1], revision=1))
+    assert ends.run.upcoming(2) == [4, 3]
+
+
+def test_a_call_that_is_refused_says_why(ends):
+    job = random_job(3, num_requests=2, block_size=2 * BLOCK_SIZE)
+    with pytest.raises(PlanError, match=f"blocks of {2 * BLOCK_SIZE}"):
+        ends.run.start("fcfs", job.plan())
+
+
+def test_reports_come_admissions_first(ends):
+    ends.steps([STEP, STEP])
+    ends.admissions.write(Admitted((4, 2), 0))
+    assert list(ends.run.reports()) == [Admitted((4, 2), 0), STEP, STEP]
+    assert list(ends.run.reports()) == []
+
+
+def test_steps_are_told_when_they_are_asked_for(ends):
+    ends.scheduler.reports.add(STEP)
+    ends.run.tell_all()
+    assert ends.scheduler.told == [[STEP]]
+
+
+def test_a_scheduler_that_is_gone_has_its_reports_read_to_the_end(ends):
+    ends.steps([STEP])
+    ends.admissions.write(Admitted((7,), 1))
+    ends.steps._connection.close()
+
+    read = []
+    with pytest.raises(EngineDiedError, match="engine core ended"):
+        deque(map(read.append, ends.run.reports(1.0)))
+
+    assert read == [Admitted((7,), 1), STEP]
