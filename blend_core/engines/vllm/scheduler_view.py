@@ -5,7 +5,7 @@ from typing import Any, Final, Protocol
 
 SEQ_ARGUMENT: Final = "blend_seq"
 RUN_ARGUMENT: Final = "blend_run"
-"""Where a request says its `seq` and its run: in vLLM's `SamplingParams.extra_args`, which the scheduler gets."""
+"""Where a request says its `seq` and its run: in vLLM's `SamplingParams.extra_args`, as it reaches us."""
 
 
 class Readiness(Enum):
