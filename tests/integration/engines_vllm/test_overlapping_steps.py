@@ -125,6 +125,11 @@ class OverlappingCore:
             num for id_, num in output.num_scheduled_tokens.items() if id_ not in decoding
         )
         assert num_prompt_tokens <= self.policy.budget
+        if not output.preempted_req_ids:
+            # A step that computes no more prompt tokens than it may could also be one that may compute too few.
+            num_decoding = len(decoding & output.num_scheduled_tokens.keys())
+            budget = self.policy.budget if decoding else max(1, self.policy.budget)
+            assert scheduler.max_num_scheduled_tokens == num_decoding + budget
         return Step(output, sampled, kv_tokens)
 
     def _add(self, one: Request, hasher: Any) -> None:
