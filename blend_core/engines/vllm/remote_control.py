@@ -155,7 +155,9 @@ class RemoteControl:
         self._call("tell_all")
 
     def _call(self, name: str, *arguments: object) -> Any:
-        assert self._calls is not None, "the scheduler has not connected"
+        if self._calls is None:
+            # A run may be given up after its engine was closed.
+            raise _gone()
         try:
             self._calls.send((name, arguments))
             answer = self._calls.recv()

@@ -103,9 +103,10 @@ class Run:
                 yield from self._hear(item)
             raise
         finally:
-            with suppress(EngineDiedError):
-                # Those of a run that is given up.
-                self._drop(list(self._window))
+            if self._window:
+                # It is given up.
+                with suppress(EngineDiedError):
+                    self._drop(list(self._window))
 
     def _events(self) -> Iterator[EngineEvent]:
         while True:

@@ -100,3 +100,9 @@ def test_a_scheduler_that_is_gone_has_its_reports_read_to_the_end(ends):
         deque(map(read.append, ends.run.reports(1.0)))
 
     assert read == [Admitted((7,), 1), STEP]
+
+
+def test_a_run_that_outlives_its_engine_is_told_so(ends):
+    ends.run.close()
+    with pytest.raises(EngineDiedError, match="engine core ended"):
+        ends.run.withdraw([0], [0])
