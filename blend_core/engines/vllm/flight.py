@@ -12,6 +12,7 @@ class ScheduledRequest(Protocol):
     request_id: str
     num_computed_tokens: int
     num_prompt_tokens: int
+    max_tokens: int
 
     @property
     def num_tokens(self) -> int:
@@ -52,6 +53,8 @@ class Flight:
     steps overlap, one may leave out decoding requests whose last tokens are on their way.
 
     Attributes:
+        num_through: decoding requests of whose answers the latest step computes the last token that they may
+            have: where steps overlap, the next one leaves them out.
         num_left: requests from the left side.
         num_promised_blocks: blocks that prompts in flight will take and vLLM, which allocates chunk by chunk,
             has not given.
@@ -66,13 +69,16 @@ class Flight:
         "_clock",
         "_kv_begin",
         "_kv_begin_sum",
+        "_num_through_at",
         "_once_computed",
         "_prefilling",
         "_promised",
         "_requests",
         "_seq_of_id",
+        "_through_at",
         "num_left",
         "num_promised_blocks",
+        "num_through",
     )
 
     def __init__(self, block_size: int) -> None:
@@ -89,6 +95,10 @@ class Flight:
         self._kv_begin: dict[int, int] = {}
         self._kv_begin_sum = 0
         self._once_computed: dict[int, int] = {}
+        # The step that computes the last token which a request may have, and of how many each one does.
+        self.num_through = 0
+        self._through_at: dict[int, int] = {}
+        self._num_through_at: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -147,6 +157,7 @@ class Flight:
             total: their sum.
         """
         self._clock += 1
+        self.num_through += self._num_through_at.pop(self._clock, 0)
         num_chunks = num_prefill = num_recomputed = squares = num_final = 0
         num_decoding, num_left_out = len(self._kv_begin), len(self._requests) - len(num_scheduled_tokens)
         kv_tokens = self._kv_begin_sum + self._clock * num_decoding
@@ -163,7 +174,7 @@ class Flight:
                 self._promised[seq] = promised
             else:
                 completed.append(seq)
-                self._start_decoding(seq, end)
+                self._start_decoding(seq, end, request.max_tokens - request.num_output_tokens)
                 if request.num_output_tokens:
                     # The last token of a prompt that is computed again is the one that it had decoded last.
                     num_final += 1
@@ -194,12 +205,18 @@ class Flight:
                 self._kv_begin_sum -= 1
         return num_tokens
 
-    def _start_decoding(self, seq: int, num_computed_tokens: int) -> None:
+    def _start_decoding(self, seq: int, num_computed_tokens: int, num_left_tokens: int) -> None:
         del self._prefilling[seq]
         self.num_promised_blocks -= self._promised.pop(seq)
         begin = num_computed_tokens - self._clock
         self._kv_begin[seq] = begin
         self._kv_begin_sum += begin
+        # This step computes the first of what is left.
+        through_at = self._through_at[seq] = self._clock + num_left_tokens - 1
+        if through_at <= self._clock:
+            self.num_through += 1
+        else:
+            self._num_through_at[through_at] = self._num_through_at.get(through_at, 0) + 1
 
     def _leave(self, seq: int) -> tuple[ScheduledRequest, Side]:
         begin = self._kv_begin.pop(seq, None)
@@ -208,6 +225,11 @@ class Flight:
             self.num_promised_blocks -= self._promised.pop(seq)
         else:
             self._kv_begin_sum -= begin
+            through_at = self._through_at.pop(seq)
+            if through_at <= self._clock:
+                self.num_through -= 1
+            else:
+                self._num_through_at[through_at] -= 1
         request, side = left = self._requests.pop(seq)
         self.num_left -= side is Side.LEFT
         del self._seq_of_id[request.request_id]
@@ -223,6 +245,9 @@ class Flight:
         assert self._kv_begin_sum == sum(self._kv_begin.values()), "the sum of decoding KV is wrong"
         sides = [side for _, side in self._requests.values()]
         assert self.num_left == sides.count(Side.LEFT), "the number on the left side is wrong"
+        through = sum(through_at <= self._clock for through_at in self._through_at.values())
+        assert self._through_at.keys() == self._kv_begin.keys(), "a last step is missing"
+        assert self.num_through == through, "the number of those that are through is wrong"
         promised = sum(
             self._num_blocks_between(num_computed, self._requests[seq][0].num_tokens)
             for seq, num_computed in self._prefilling.items()

@@ -94,15 +94,19 @@ def vllm_prompt(request: Request) -> Any:
     return tokens_input(request.prompt_token_ids.tolist())
 
 
-def vllm_sampling(request: Request, run: int) -> Any:
-    """The sampling parameters in vLLM's form. Raises what vLLM raises on values that it refuses."""
+def vllm_sampling(request: Request, run: int, max_model_len: int) -> Any:
+    """The sampling parameters in vLLM's form, with no more tokens than there is room for.
+
+    Raises what vLLM raises on values that it refuses.
+    """
     sampling = request.sampling
+    max_tokens = min(sampling.max_tokens, max_model_len - request.num_prompt_tokens)
     structured = None
     if sampling.json_schema is not None:
         structured = StructuredOutputsParams(json=sampling.json_schema)
     return VllmSampling(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
+        max_tokens=max_tokens,
+        min_tokens=min(sampling.min_tokens, max_tokens),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,

@@ -176,7 +176,7 @@ class Run:
                 self._core.add(
                     str(request.seq),
                     vllm_prompt(request),
-                    vllm_sampling(request, self._number),
+                    vllm_sampling(request, self._number, self._rules.max_model_len),
                     self._adapters.get(request.lora_adapter or ""),
                 )
             except EngineDiedError:

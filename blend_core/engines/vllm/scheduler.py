@@ -69,6 +69,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         self._most_tokens = int(self.scheduler_config.max_num_batched_tokens)
         self._is_on_cpu = self.vllm_config.device_config.device_type == "cpu"
         self._steps_overlap = self.vllm_config.max_concurrent_batches > 1
+        self._is_pipeline = self.parallel_config.pipeline_parallel_size > 1
         limits = EngineLimits(
             block_size=self.block_size,
             # vLLM keeps one block as padding.
@@ -230,6 +231,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         """Decoding requests that the next step leaves out, since a token of theirs is on its way."""
         if not self._steps_overlap:
             return 0
+        if not self._is_pipeline:
+            # Only the latest step is on its way.
+            return self.admission.flight.num_through
         return sum(map(self._is_pending, self.running))
 
     def _is_pending(self, request: Any) -> bool:

@@ -6,7 +6,7 @@ vLLM on a CPU neither schedules ahead nor runs a pipeline; what a step tells is 
 import copy
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class OverlappingCore:
         )
         assert num_prompt_tokens <= self.policy.budget
         if not output.preempted_req_ids:
-            # A step that computes no more prompt tokens than it may could also be one that may compute too few.
+            # Nor may it compute fewer.
             num_decoding = len(decoding & output.num_scheduled_tokens.keys())
             budget = self.policy.budget if decoding else max(1, self.policy.budget)
             assert scheduler.max_num_scheduled_tokens == num_decoding + budget
@@ -139,7 +139,13 @@ class OverlappingCore:
 
         tokens = one.prompt_token_ids.tolist()
         self.scheduler.add_request(
-            VllmRequest(f"{one.seq}-x", tokens, vllm_sampling(one, 1), None, block_hasher=hasher)
+            VllmRequest(
+                f"{one.seq}-x",
+                tokens,
+                vllm_sampling(one, 1, self.scheduler.max_model_len),
+                None,
+                block_hasher=hasher,
+            )
         )
 
 
@@ -162,21 +168,26 @@ def _model_output(step: Step) -> Any:
 def test_steps_that_overlap_are_counted_as_they_are_computed(
     engine: VllmEngine, policy: str, mode: str
 ) -> None:
-    requests = random_requests(40, sampling=ANSWER)
+    requests = [
+        replace(one, sampling=replace(ANSWER, max_tokens=(60, 90, 1, 60)[one.seq % 4]))
+        for one in random_requests(40, sampling=ANSWER)
+    ]
     core = OverlappingCore(engine, requests, policy, mode)
 
     core.run()
 
     assert core.depth == 2
     assert core.policy.num_preempted > 0
-    counts = [report.counts for report in core.reports if report.counts is not None]
+    counts = [report.counts for report in core.reports]
     assert len(counts) == len(core.steps)
     assert [one.decode_kv_tokens for one in counts] == [step.decode_kv_tokens for step in core.steps]
     prompts = sum(one.num_prompt_tokens for one in requests)
     cached = sum(report.num_cached_tokens for report in core.reports)
     recomputed = sum(one.num_recomputed_tokens for one in counts)
     assert sum(one.num_prefill_tokens for one in counts) - recomputed + cached == prompts
-    assert sum(one.num_decode_tokens for one in counts) == 40 * (ANSWER.max_tokens - 1)
+    assert sum(one.num_decode_tokens for one in counts) == sum(
+        one.sampling.max_tokens - 1 for one in requests
+    )
     assert sum(report.num_finished for report in core.reports) == 40
     assert core.policy.num_waiting == 0
     assert not core.policy.in_flight

@@ -32,6 +32,10 @@ class FakeRequest:
         return len(self.prompt)
 
     @property
+    def max_tokens(self):
+        return self.longest
+
+    @property
     def num_output_tokens(self):
         return self.output
 
