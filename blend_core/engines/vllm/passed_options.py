@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 from blend_core.errors import ConfigurationError
@@ -85,8 +86,7 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
         if types is None and name in _SET_ELSEWHERE:
             raise ConfigurationError(f"The vLLM option {name!r} is set by {_SET_ELSEWHERE[name]} here.")
         if types is None:
-            known = ", ".join(sorted(PASSED_OPTIONS | OWN_OPTIONS))
-            raise ConfigurationError(f"The vLLM option {name!r} is not known; those that are: {known}.")
+            raise _unknown_option(name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = " or ".join(one.__name__ for one in types)
             raise ConfigurationError(f"The vLLM option {name!r} must be of type {wanted}.")
@@ -95,6 +95,15 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")
+
+
+def _unknown_option(name: str) -> ConfigurationError:
+    known = sorted(PASSED_OPTIONS | OWN_OPTIONS)
+    nearest = get_close_matches(name, known, n=1)
+    meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+    return ConfigurationError(
+        f"The vLLM option {name!r} is not known{meant}; those that are: {', '.join(known)}."
+    )
 
 
 def check_options_on_cpu(options: Mapping[str, Any]) -> None:

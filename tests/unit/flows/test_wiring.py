@@ -177,6 +177,10 @@ def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: 
         JobOptions.model_validate({"vllm": {"tensor_parallel_size": 0}})
     with pytest.raises(ValidationError, match="'no_such' is not known"):
         JobOptions.model_validate({"vllm": {"no_such": 1}})
+    with pytest.raises(
+        ValidationError, match=r"not known \(did you mean 'max_model_len'\?\); those that are:"
+    ):
+        JobOptions.model_validate({"vllm": {"max_model_length": 100}})
     monkeypatch.setenv("BLEND_ENGINE__VLLM__NO_SUCH", "1")
     with pytest.raises(ConfigurationError, match="'no_such' is not known"):
         load_settings()
