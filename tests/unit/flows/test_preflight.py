@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from blend_core.engines.vllm.installed import InstalledVllm
 from blend_core.errors import ConfigurationError
 from flows.job_spec import BatchJobSpec
 from flows.preflight import check_engine, check_queries
@@ -66,3 +67,15 @@ def test_an_engine_that_cannot_be_opened_is_refused(
     wiring = Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none"))
     with pytest.raises(ConfigurationError, match=reason):
         check_engine(wiring, job().model_copy(update={"model": str(model)}))
+
+
+def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
+    model = make_tiny_llama(tmp_path / "tiny")
+    wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    options = {"engine": "vllm", "vllm": {"lora_adapters": {"support": str(tmp_path / "gone")}}}
+    spec = BatchJobSpec.model_validate({"s3": ["s3://b/k"], "model": str(model), "options": options})
+    with pytest.raises(
+        ConfigurationError, match=f"'support' cannot be used: {tmp_path / 'gone'} is no folder"
+    ):
+        check_engine(wiring, spec)

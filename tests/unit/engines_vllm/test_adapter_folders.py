@@ -1,0 +1,50 @@
+"""A folder of a LoRA adapter that vLLM would die of is refused before vLLM is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blend_core.engines.vllm.adapter_folders import check_adapter_folders
+from blend_core.errors import ConfigurationError
+
+
+def adapter(folder: Path, config: Any, weights: str | None = "adapter_model.safetensors") -> dict[str, Any]:
+    (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    if weights is not None:
+        (folder / weights).touch()
+    return {"lora_adapters": {"support": str(folder)}}
+
+
+def refusal(options: dict[str, Any]) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_adapter_folders(options)
+    return str(caught.value)
+
+
+def test_what_is_an_adapter_is_let_through(tmp_path: Path) -> None:
+    check_adapter_folders({})
+    check_adapter_folders(adapter(tmp_path, {"r": 16, "rank_pattern": None}))
+    check_adapter_folders(adapter(tmp_path, {"r": 8, "rank_pattern": {"q_proj": 64}}) | {"max_lora_rank": 64})
+
+
+def test_a_folder_that_is_not_there_is_told_with_its_adapter(tmp_path: Path) -> None:
+    told = refusal({"lora_adapters": {"support": str(tmp_path / "gone")}})
+    assert told.startswith(f"The LoRA adapter 'support' cannot be used: {tmp_path / 'gone'} is no folder")
+
+
+def test_a_folder_without_what_makes_an_adapter_is_refused(tmp_path: Path) -> None:
+    assert "holds no adapter_config.json" in refusal({"lora_adapters": {"support": str(tmp_path)}})
+    assert "holds no adapter_model.safetensors" in refusal(adapter(tmp_path, {"r": 8}, weights=None))
+
+
+@pytest.mark.parametrize("config", ["no JSON", [1], {}, {"r": "8"}, {"r": 0}, {"r": 8, "rank_pattern": 3}])
+def test_a_configuration_without_a_rank_is_refused(tmp_path: Path, config: Any) -> None:
+    assert "rank `r`" in refusal(adapter(tmp_path, config))
+
+
+def test_a_rank_above_the_highest_is_told_with_the_option_that_raises_it(tmp_path: Path) -> None:
+    assert "is of rank 32, and `max_lora_rank` is 16" in refusal(adapter(tmp_path, {"r": 32}))
+    options = adapter(tmp_path, {"r": 8, "rank_pattern": {"q_proj": 64}}) | {"max_lora_rank": 32}
+    assert "set the vLLM option `max_lora_rank` to at least 64" in refusal(options)
