@@ -17,6 +17,7 @@ from flows.job_parts import CatchUp
 from flows.job_spec import UNNAMED, BatchJobSpec, load_job_file
 from flows.preflight import check_connections
 from flows.running import create_job
+from flows.serving import Serving
 from flows.settings import NightlySettings, Settings
 from flows.wiring import Wiring
 from storage.database import Database
@@ -97,12 +98,14 @@ def check_nightly(settings: Settings) -> None:
     """Checks what is to be scheduled, before a process is ended that schedules something else.
 
     Raises:
-        ConfigurationError: the job file, the cron expression or the time zone is wrong, or a connection of
-            the job has no URL here.
+        ConfigurationError: the job file, the cron expression or the time zone is wrong, a connection of the
+            job has no URL here, or the engine that it asks for cannot serve here.
     """
     nightly = settings.nightly
     if nightly.job is not None:
-        check_connections(night_job(nightly.job), settings)
+        job = night_job(nightly.job)
+        check_connections(job, settings)
+        Serving.of(settings.engine, job.options)
     check_schedule(nightly.cron, nightly.timezone)
 
 

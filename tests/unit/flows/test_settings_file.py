@@ -212,3 +212,16 @@ def test_a_nightly_job_whose_connection_has_no_url_is_refused(
 
     file.write_text(f"BLEND_NIGHTLY__JOB={job}\n{variable}=postgresql://db/shop\n")
     check_nightly(load_settings())
+
+
+def test_a_nightly_job_whose_engine_is_not_here_is_told_at_once_as_a_run_tells_it(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: None)
+    job = file.with_name("night.yaml")
+    job.write_text("name: night\ns3: ['s3://b/k']\noptions: {engine: vllm}\n")
+    file.write_text(f"BLEND_NIGHTLY__JOB={job}\n")
+    with pytest.raises(ConfigurationError, match="The engine `vllm` cannot be used: vLLM is not installed"):
+        check_nightly(load_settings())
+    job.write_text("name: night\ns3: ['s3://b/k']\n")
+    check_nightly(load_settings())
