@@ -23,7 +23,7 @@ from storage.results import (
     error_code_counts,
     job_metrics,
 )
-from storage.runs import latest_run_error, latest_run_id
+from storage.runs import latest_run_engine, latest_run_error, latest_run_id
 from storage.suspects import EngineDeath, engine_deaths
 
 NUM_TABLE_ROWS = 12
@@ -89,6 +89,7 @@ class JobReport:
         name: its name.
         status: its state.
         model: name of its model.
+        engine: engine of its latest run; None before the first.
         device: device profile that the plan was made for; None before there is a plan.
         what_if_device: the other device, None where none was asked for.
         counts: requests by state.
@@ -109,6 +110,7 @@ class JobReport:
     name: str
     status: str
     model: str
+    engine: str | None
     device: str | None
     what_if_device: str | None
     counts: Counts
@@ -144,6 +146,7 @@ class JobReport:
             "name": self.name,
             "status": self.status,
             "model": self.model,
+            "engine": self.engine,
             "failure": self.failure,
             "write_back_error": self.write_back_error,
             "device": self.device,
@@ -203,6 +206,7 @@ def build_report(
         name=job.name,
         status=str(job.status),
         model=job.model,
+        engine=latest_run_engine(database, job_id),
         device=None if plan is None else plan.device,
         what_if_device=None if what_if is None or model is None else what_if.name,
         counts=counts(database, job_id),

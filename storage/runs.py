@@ -153,19 +153,24 @@ def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: 
 
 def latest_run_id(db: Database, job_id: str) -> str | None:
     """The run that a job had last, or has now; None before the first."""
-    statement = sa.select(run.c.run_id).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
-    with db.connect() as connection:
-        return connection.execute(statement.limit(1)).scalar_one_or_none()
+    return _of_latest_run(db, job_id, run.c.run_id)
+
+
+def latest_run_engine(db: Database, job_id: str) -> str | None:
+    """The engine of a job's latest run; None before the first."""
+    return _of_latest_run(db, job_id, run.c.engine)
 
 
 def latest_run_error(db: Database, job_id: str) -> str | None:
     """Why the latest run of a job ended; None where it goes on or ended well."""
-    statement = (
-        sa.select(run.c.error_message).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
-    )
+    return _of_latest_run(db, job_id, run.c.error_message)
+
+
+def _of_latest_run(db: Database, job_id: str, column: sa.ColumnElement[str]) -> str | None:
+    statement = sa.select(column).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
     with db.connect() as connection:
-        message: str | None = connection.execute(statement.limit(1)).scalar_one_or_none()
-    return message
+        value: str | None = connection.execute(statement.limit(1)).scalar_one_or_none()
+    return value
 
 
 def _lease_end(lease_s: float) -> sa.ColumnElement[object]:

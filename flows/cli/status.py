@@ -149,7 +149,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     from storage.jobs import get_job
     from storage.lost_runs import live_run
     from storage.results import counts, job_metrics
-    from storage.runs import latest_run_error
+    from storage.runs import latest_run_engine, latest_run_error
     from storage.suspects import engine_deaths
 
     with connected() as wiring:
@@ -157,6 +157,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         tally = counts(wiring.database, job_id)
         metrics = job_metrics(wiring.database, job_id)
         deaths = engine_deaths(wiring.database, job_id)
+        engine = latest_run_engine(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
     if json:
@@ -164,6 +165,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
             _job_json(job)
             | _tally_json(tally)
             | {
+                "engine": engine,
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_error": run_error,
@@ -173,7 +175,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         )
         return
     done = tally.total - tally.pending
-    print_line(f"Job {job.job_id} ({job.name}): {job.status}, model {job.model}, day {job.logical_date}")
+    served = f"model {job.model}" + ("" if engine is None else f", engine {engine}")
+    print_line(f"Job {job.job_id} ({job.name}): {job.status}, {served}, day {job.logical_date}")
     print_line(
         f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "
         f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"

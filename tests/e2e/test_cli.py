@@ -151,11 +151,14 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
 
     spec = make_job(num_chats=1)
     waiting = create_job(wiring, spec)
-    assert json.loads(blend("status", waiting, "--json").stdout)["held_by"] is None
+    told = json.loads(blend("status", waiting, "--json").stdout)
+    assert (told["held_by"], told["engine"]) == (None, None)
 
     live, text = held_by(holder_details(), waiting)
     assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])
     assert f"Run by process {os.getpid()} on " in text
+    assert ", engine torch, day " in text
+    assert json.loads(blend("status", waiting, "--json").stdout)["engine"] == "torch"
     assert "last sign of life" in text
 
     ended = subprocess.Popen([sys.executable, "-c", ""])

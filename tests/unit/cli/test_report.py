@@ -53,6 +53,7 @@ def report(windows: list[DensityRow]) -> JobReport:
         name="night",
         status="completed",
         model="m",
+        engine="vllm",
         device="cpu",
         what_if_device="a100-80g",
         counts=Counts(total=7, succeeded=5, errored=2, expired=0, cancelled=0),
@@ -126,6 +127,14 @@ def test_the_text_reconciles_counts_and_names_both_devices() -> None:
     assert "on cpu" in text
     assert "on a100-80g" in text
     assert "invalid_json" in text
+
+
+def test_the_report_names_the_engine_that_ran() -> None:
+    ran = report([row(0)])
+    for text in (report_text(ran), report_markdown(ran)):
+        assert "job_1 (night), completed, model m, engine vllm" in text
+    assert ran.as_json()["engine"] == "vllm"
+    assert "engine" not in report_text(replace(ran, engine=None))
 
 
 def test_a_job_that_has_not_run_has_a_report_too() -> None:
