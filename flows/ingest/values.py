@@ -6,9 +6,8 @@ JSON's `true` is never a number here, and a whole number written as `1.0` is not
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from blend_core.errors import RequestError, RequestErrorCode
+from flows.ingest.json_schemas import read_json_schema
 from flows.numbers import MAX_TOKENS
 
 _MAX_MODEL_CHARS = 512
@@ -99,7 +98,7 @@ def read_response_format(name: str, value: object) -> str | None:
             RequestErrorCode.UNSUPPORTED_VALUE,
         )
     described = value.get("json_schema")
-    return _json_schema(
+    return read_json_schema(
         f"{name}.json_schema.schema", described.get("schema") if isinstance(described, dict) else None
     )
 
@@ -111,18 +110,7 @@ def read_structured_outputs(name: str, value: object) -> str:
             f"`{name}` must be an object that has `json`, a JSON schema, and nothing else.",
             RequestErrorCode.UNSUPPORTED_VALUE,
         )
-    return _json_schema(f"{name}.json", value["json"])
-
-
-def _json_schema(name: str, value: object) -> str:
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value)
-        except (msgspec.DecodeError, RecursionError):
-            value = None
-    if not isinstance(value, dict):
-        raise RequestError(f"`{name}` must be a JSON schema, an object.", RequestErrorCode.INVALID_SCHEMA)
-    return msgspec.json.encode(value).decode()
+    return read_json_schema(f"{name}.json", value["json"])
 
 
 def read_lora_adapter(name: str, value: object) -> str:

@@ -40,6 +40,12 @@ def code_of(data: bytes, options: ParseOptions = OPTIONS) -> Code:
     return caught.value.code
 
 
+def error_of(data: bytes, options: ParseOptions = OPTIONS) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_line(data, options)
+    return caught.value
+
+
 @pytest.mark.parametrize(
     ("data", "code"),
     [
@@ -286,6 +292,44 @@ def test_a_json_schema_is_read_in_either_form(fields: dict[str, Any], schema: st
 def test_a_json_schema_that_is_none_is_an_error(schema: object) -> None:
     shape = {"type": "json_schema", "json_schema": {"schema": schema}}
     assert code_of(chat(response_format=shape)) is Code.INVALID_SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "nonsense"}, "$.type: 'nonsense' is not valid"),
+        ({"properties": {"age": {"minimum": "x"}}}, "$.properties.age.minimum: 'x' is not of type 'number'"),
+        ({"$schema": 3}, "$['$schema']: 3 is not of type 'string'"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": "x"}, "$.minimum: 'x' is not"),
+        ({"enum": "x" * 1000}, "…"),
+    ],
+)
+def test_what_is_no_json_schema_is_told_with_its_place(schema: dict[str, Any], reason: str) -> None:
+    error = error_of(chat(structured_outputs={"json": schema}))
+    assert error.code is Code.INVALID_SCHEMA
+    assert error.message.startswith("`structured_outputs.json` is no JSON schema: $")
+    assert reason in error.message
+    assert len(error.message) < 300
+
+
+def test_a_pattern_that_another_engine_of_patterns_knows_is_let_through() -> None:
+    schema = {"$schema": "https://example.org/own", "type": "string", "pattern": r"\p{L}("}
+    assert parse(chat(structured_outputs={"json": schema})).sampling.json_schema is not None
+
+
+def test_a_json_schema_is_bounded_in_depth_and_length() -> None:
+    def nested(num_levels: int) -> dict[str, Any]:
+        schema: dict[str, Any] = {"type": "integer"}
+        for _ in range(num_levels - 1):
+            schema = {"not": schema}
+        return schema
+
+    assert parse(chat(structured_outputs={"json": nested(64)})).sampling.json_schema is not None
+    error = error_of(chat(structured_outputs={"json": nested(65)}))
+    assert (error.code, "64 levels" in error.message) == (Code.INVALID_SCHEMA, True)
+    long = {"enum": [str(value) for value in range(10_000)]}
+    error = error_of(chat(structured_outputs={"json": long}), ParseOptions("m"))
+    assert (error.code, "at most 65,536 are taken" in error.message) == (Code.INVALID_SCHEMA, True)
 
 
 def test_a_schema_is_refused_where_the_engine_keeps_none() -> None:
