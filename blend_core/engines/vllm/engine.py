@@ -8,16 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
+from blend_core.engines.vllm.error_words import words_of
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
 from blend_core.errors import ConfigurationError, EngineError, EngineStartError
 from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
-
-MOST_CHARACTERS: Final = 300
-"""Of vLLM's own words in an error."""
-
 
 _ADMISSIONS_TOLD: Final = 16
 """Room for admissions that a run has not read, in requests that may be in flight: twice what it hands over at
@@ -121,7 +118,7 @@ class VllmEngine:
             if remote is not None:
                 remote.close()
             raise EngineStartError(
-                f"vLLM did not start ({_words_of(error)}); the log on standard error has the details."
+                f"vLLM did not start ({words_of(error)}); the log on standard error has the details."
             ) from error
         core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote)
         try:
@@ -175,19 +172,6 @@ def set_environment(options: VllmEngineOptions) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-
-
-def _words_of(error: Exception) -> str:
-    """What vLLM says is wrong, in one line."""
-    words = next(iter(str(error).splitlines()), "")
-    listed = getattr(error, "errors", None)
-    if type(error).__name__ == "ValidationError" and callable(listed):
-        # The first line of one of pydantic's tells how many things are wrong, and not which.
-        first = listed()[0]
-        words = " ".join([*(f"{part}:" for part in first["loc"]), first["msg"]])
-    if len(words) > MOST_CHARACTERS:
-        words = words[:MOST_CHARACTERS] + "…"
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[Any, Any]:

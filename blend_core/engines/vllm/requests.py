@@ -9,6 +9,7 @@ from vllm import SamplingParams as VllmSampling
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+from blend_core.engines.vllm.error_words import words_of
 from blend_core.engines.vllm.scheduler_view import RUN_ARGUMENT, SEQ_ARGUMENT
 from blend_core.errors import RequestErrorCode
 from blend_core.request import Request, longest_kv_tokens
@@ -77,11 +78,14 @@ def _schema_problem(json_schema: str | None) -> Problem | None:
 
 
 def refusal(error: Exception, request: Request) -> Problem:
-    """What becomes of a request that vLLM refused with this error. Its own words may quote the request."""
+    """What becomes of a request that vLLM refused with this error.
+
+    Of a JSON schema it says what it cannot generate by; elsewhere its own words may quote the request.
+    """
     if request.sampling.json_schema is not None:
         return (
             RequestErrorCode.INVALID_SCHEMA,
-            f"vLLM cannot generate by the request's JSON schema ({type(error).__name__}); simplify it.",
+            f"vLLM cannot generate by the request's JSON schema ({words_of(error)}); simplify it.",
         )
     return (
         RequestErrorCode.ENGINE_FAILED,

@@ -207,7 +207,7 @@ def test_bad_requests_become_errors_by_name_and_the_others_go_on(either_engine: 
         7: RequestErrorCode.ENGINE_FAILED,
     }
     assert list(outcome.finished) == [8]
-    assert "no-such-type" not in outcome.failed[5].message
+    assert 'Unsupported type "no-such-type"' in outcome.failed[5].message
 
 
 def test_any_number_of_bad_requests_is_passed_over(either_engine: VllmEngine) -> None:

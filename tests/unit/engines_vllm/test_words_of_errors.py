@@ -1,9 +1,9 @@
-"""What of vLLM's own errors is told in ours: which option is wrong, in one line."""
+"""What of vLLM's own errors is told in ours: which option or part of a schema is wrong, in one line."""
 
 import pydantic
 import pytest
 
-from blend_core.engines.vllm.engine import MOST_CHARACTERS, _words_of
+from blend_core.engines.vllm.error_words import MOST_CHARACTERS, words_of
 
 
 class CacheConfig(pydantic.BaseModel):
@@ -13,7 +13,7 @@ class CacheConfig(pydantic.BaseModel):
 def test_a_wrong_value_is_told_by_the_name_of_its_option() -> None:
     with pytest.raises(pydantic.ValidationError) as caught:
         CacheConfig(gpu_memory_utilization=3)
-    words = _words_of(caught.value)
+    words = words_of(caught.value)
     assert words == "ValidationError: gpu_memory_utilization: Input should be less than or equal to 1"
 
 
@@ -22,8 +22,12 @@ def test_a_wrong_value_is_told_by_the_name_of_its_option() -> None:
     [
         (RuntimeError("CUDA out of memory\nmore"), "RuntimeError: CUDA out of memory"),
         (RuntimeError(), "RuntimeError"),
+        (
+            ValueError('No grammar: [15:43:21] /project/cpp/schema.cc:4944: Unsupported type "nonsense"\n'),
+            'ValueError: No grammar: Unsupported type "nonsense"',
+        ),
         (ValueError("x" * 1000), f"ValueError: {'x' * MOST_CHARACTERS}…"),
     ],
 )
 def test_of_another_error_its_first_line_is_told(error: Exception, words: str) -> None:
-    assert _words_of(error) == words
+    assert words_of(error) == words

@@ -1,0 +1,23 @@
+"""vLLM's own words for what is wrong, short enough for an error of ours."""
+
+import re
+from typing import Final
+
+MOST_CHARACTERS: Final = 300
+"""Of vLLM's own words in an error."""
+
+_SOURCE_LINE: Final = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
+"""Time and place in the source of its libraries, in front of what they say."""
+
+
+def words_of(error: Exception) -> str:
+    """What vLLM says is wrong, in one line."""
+    words = _SOURCE_LINE.sub("", next(iter(str(error).splitlines()), ""))
+    listed = getattr(error, "errors", None)
+    if type(error).__name__ == "ValidationError" and callable(listed):
+        # The first line of one of pydantic's tells how many things are wrong, and not which.
+        first = listed()[0]
+        words = " ".join([*(f"{part}:" for part in first["loc"]), first["msg"]])
+    if len(words) > MOST_CHARACTERS:
+        words = words[:MOST_CHARACTERS] + "…"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
