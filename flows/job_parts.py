@@ -3,6 +3,7 @@
 `from __future__ import annotations` must stay out of here: Prefect could not build a deployed flow's form.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from pydantic_core import PydanticCustomError
 
 from blend_core.engines.vllm.passed_options import check_passed_options
-from blend_core.errors import ConfigurationError
+from blend_core.errors import ConfigurationError, RequestError
 from flows.dates import check_placeholders, check_query_placeholders
+from flows.ingest.values import read_lora_adapter, read_response_format
 
 
 def _object_uri(uri: str) -> str:
@@ -87,6 +89,14 @@ class JobPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _as_in_a_request(read: Callable[[str, object], object], name: str, value: object) -> None:
+    """Checks a value by the rule of a request's field of that name."""
+    try:
+        read(name, value)
+    except RequestError as error:
+        raise PydanticCustomError("request_field", "{message}", {"message": str(error).rstrip(".")}) from None
+
+
 class RowSource(JobPart):
     """Rows of which each is filled into a prompt template."""
 
@@ -104,6 +114,31 @@ class RowSource(JobPart):
         description="longest answer in tokens, 1 or more; the job's default if not given",
     )
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.0, description="0 (greedy) to 2")
+    response_format: dict[str, Any] | None = Field(
+        None,
+        title="Response format",
+        description="as in a request: an object whose `type` is `text`, `json_object` or `json_schema` (with "
+        "`json_schema.schema`); JSON needs the engine `vllm`",
+    )
+    lora_adapter: str | None = Field(
+        None,
+        title="LoRA adapter",
+        description="the name of one of `options.vllm.lora_adapters`; needs the engine `vllm`",
+    )
+
+    @field_validator("response_format")
+    @classmethod
+    def _known_format(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if value is not None:
+            _as_in_a_request(read_response_format, "response_format", value)
+        return value
+
+    @field_validator("lora_adapter")
+    @classmethod
+    def _named_adapter(cls, value: str | None) -> str | None:
+        if value is not None:
+            _as_in_a_request(read_lora_adapter, "lora_adapter", value)
+        return value
 
 
 class SqlSource(RowSource):

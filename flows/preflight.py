@@ -17,22 +17,30 @@ def check_job(wiring: Wiring, spec: BatchJobSpec) -> None:
     """Checks that this process could run the job, as far as that can be told without reading its sources.
 
     Raises:
-        ConfigurationError: device, device profile, model, a connection, a query, a template or the table to
-            write back to is wrong.
+        ConfigurationError: device, device profile, model, a connection, a query, a template, what a source
+            asks of the engine, or the table to write back to is wrong.
         StorageUnavailableError: the server of that table did not answer.
     """
-    check_queries(spec, wiring.source_urls())
+    check_queries(spec, wiring.source_urls(), wiring.parse_options(spec))
     check_write_back(wiring, spec)
     check_engine(wiring, spec)
 
 
-def check_queries(spec: BatchJobSpec, source_urls: Mapping[str, str]) -> None:
+def check_queries(
+    spec: BatchJobSpec, source_urls: Mapping[str, str], options: ParseOptions | None = None
+) -> None:
     """Checks connections, templates and the kind of statement of a job's queries and tables.
+
+    Args:
+        spec: the job.
+        source_urls: Postgres URLs by the names that SQL sources use.
+        options: of parsing where the job runs; None where that is not known, so that what its engine keeps of
+            JSON schemas and adapters is not checked.
 
     Raises:
         ConfigurationError: one of them is wrong.
     """
-    options = ParseOptions(spec.model)
+    options = options or ParseOptions(spec.model)
     open_queries(spec, source_urls, options)
     open_tables(spec, options)
 

@@ -14,6 +14,7 @@ from blend_core.errors import ConfigurationError
 from blend_core.model_store import ModelStore
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import DeviceProfile, ModelSpec, load_device_profile
+from flows.ingest.parse import ParseOptions
 from flows.job_spec import BatchJobSpec
 from flows.rank_devices import rank_devices, threads_of_rank
 from flows.serving import Serving
@@ -131,6 +132,22 @@ class Wiring:
             ConfigurationError: the engine that is asked for cannot serve here.
         """
         return Serving.of(self.settings.engine, spec.options)
+
+    def parse_options(self, spec: BatchJobSpec) -> ParseOptions:
+        """How the requests of a job are parsed here.
+
+        Raises:
+            ConfigurationError: the engine that is asked for cannot serve here.
+        """
+        serving = self.serving(spec)
+        return ParseOptions(
+            model=spec.model,
+            strict_model=spec.options.strict_model,
+            default_max_tokens=spec.options.default_max_tokens,
+            chat_template_kwargs=spec.options.chat_template_kwargs,
+            keeps_schemas=serving.is_vllm,
+            lora_adapters=frozenset(serving.lora_adapters),
+        )
 
     def engine_name(self, spec: BatchJobSpec) -> str:
         """The engine that serves a job here; where none can, the one that it asks for."""

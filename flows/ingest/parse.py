@@ -235,7 +235,7 @@ def _draft(
     prompt = values.get("prompt")
     sampling = _sampling(values, options)
     template_kwargs = {**options.chat_template_kwargs, **values.get("chat_template_kwargs", {})}
-    lora_adapter = _lora_adapter(values, options)
+    lora_adapter = lora_adapter_of(values, options)
     if messages is not None:
         prompt_template = chat_key(endpoint.value, messages, template_kwargs, sampling)
     elif prompt is not None:
@@ -258,8 +258,12 @@ def _draft(
     )
 
 
-def _lora_adapter(values: dict[str, Any], options: ParseOptions) -> str | None:
-    """The adapter that a request names by itself, or as its model, as vLLM's own server takes it."""
+def lora_adapter_of(values: Mapping[str, Any], options: ParseOptions) -> str | None:
+    """The adapter that a request names by itself, or as its model, as vLLM's own server takes it.
+
+    Raises:
+        RequestError: UNKNOWN_LORA_ADAPTER: the job has none of that name.
+    """
     known, named, model = options.lora_adapters, values.get("lora_adapter"), values.get("model")
     if named is None:
         return model if known is not None and model in known else None
@@ -271,7 +275,12 @@ def _lora_adapter(values: dict[str, Any], options: ParseOptions) -> str | None:
     return str(named)
 
 
-def _json_schema(values: dict[str, Any], options: ParseOptions) -> str | None:
+def json_schema_of(values: Mapping[str, Any], options: ParseOptions) -> str | None:
+    """The JSON schema that a request asks for in either form.
+
+    Raises:
+        RequestError: the forms differ, or the engine keeps no answer to a schema.
+    """
     schema, other = values.get("response_format"), values.get("structured_outputs")
     if schema is not None and other is not None and schema != other:
         raise invalid_value("`response_format` and `structured_outputs` differ; give one of them.")
@@ -305,5 +314,5 @@ def _sampling(values: dict[str, Any], options: ParseOptions) -> SamplingParams:
         seed=values.get("seed"),
         stop=values.get("stop", ()),
         ignore_eos=values.get("ignore_eos", False),
-        json_schema=_json_schema(values, options),
+        json_schema=json_schema_of(values, options),
     )

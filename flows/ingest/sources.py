@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
-from blend_core.errors import ConfigurationError, SourceError
+from blend_core.errors import ConfigurationError, RequestError, SourceError
 from flows.ingest.draft import SourceItem
 from flows.ingest.items import read_content, read_rows
 from flows.ingest.only_new import OnlyNew, source_identities
-from flows.ingest.parse import ParseOptions
+from flows.ingest.parse import ParseOptions, json_schema_of, lora_adapter_of
 from flows.ingest.read_ahead import read_ahead
 from flows.ingest.template import RowTemplate, TemplateOptions
+from flows.ingest.values import read_response_format
 from flows.job_parts import RowSource, SqlSource
 from flows.job_spec import BatchJobSpec
 from storage.job_sources import JobSource
@@ -160,7 +161,8 @@ def open_queries(
     """The job's queries with their URLs and compiled templates. Connects to nothing.
 
     Raises:
-        ConfigurationError: a template is not valid, a connection has no URL, or a query is no SELECT.
+        ConfigurationError: a template is not valid, a connection has no URL, a query is no SELECT, or the job
+            lacks the adapter or its engine the JSON schema that a source asks for.
     """
     return [_open_query(source, source_urls, options) for source in job.sql]
 
@@ -169,7 +171,8 @@ def open_tables(job: BatchJobSpec, options: ParseOptions) -> list[RowTemplate]:
     """The compiled templates of the job's tables.
 
     Raises:
-        ConfigurationError: one is not valid.
+        ConfigurationError: one is not valid, or the job lacks the adapter, or its engine the JSON schema,
+            that a table asks for.
     """
     return [_row_template(table, options) for table in job.parquet]
 
@@ -192,6 +195,7 @@ def _open_query(
 
 
 def _row_template(source: RowSource, options: ParseOptions) -> RowTemplate:
+    _check_what_is_asked(source, options)
     return RowTemplate(
         TemplateOptions(
             prompt=source.prompt,
@@ -200,5 +204,19 @@ def _row_template(source: RowSource, options: ParseOptions) -> RowTemplate:
             max_tokens=source.max_tokens or options.default_max_tokens,
             temperature=source.temperature,
             chat_template_kwargs=options.chat_template_kwargs,
+            response_format=source.response_format,
+            lora_adapter=source.lora_adapter,
         )
     )
+
+
+def _check_what_is_asked(source: RowSource, options: ParseOptions) -> None:
+    """Checks that the engine has what a source asks for: where not, every row would be at fault."""
+    asked: dict[str, Any] = {"lora_adapter": source.lora_adapter}
+    if source.response_format is not None:
+        asked["response_format"] = read_response_format("response_format", source.response_format)
+    try:
+        json_schema_of(asked, options)
+        lora_adapter_of(asked, options)
+    except RequestError as error:
+        raise ConfigurationError(error.message) from None

@@ -20,6 +20,7 @@ from flows.ingest.draft import Draft, Endpoint
 from flows.ingest.parse import check_custom_id
 from flows.ingest.prompt_template import row_template_key
 from flows.ingest.prompts import quoted
+from flows.ingest.values import read_response_format
 
 MAX_RENDERED_CHARS = 8 << 20
 """Longest text that a template may make of one row."""
@@ -40,6 +41,8 @@ class TemplateOptions:
         max_tokens: longest answer.
         temperature: 0 is greedy.
         chat_template_kwargs: variables of the model's chat template.
+        response_format: as in a request; None for text.
+        lora_adapter: name of the LoRA adapter that is to answer.
     """
 
     prompt: str
@@ -48,6 +51,8 @@ class TemplateOptions:
     max_tokens: int
     temperature: float
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    response_format: dict[str, Any] | None = None
+    lora_adapter: str | None = None
 
 
 class _Missing(jinja2.StrictUndefined):
@@ -100,7 +105,7 @@ class RowTemplate:
     values as `true` and `false`, JSON columns as JSON, bytes as text if they are UTF-8.
     """
 
-    __slots__ = ("_key", "_names", "_options", "_prompt", "_sampling", "_system")
+    __slots__ = ("_fields", "_key", "_names", "_options", "_prompt", "_sampling", "_system")
 
     def __init__(self, options: TemplateOptions) -> None:
         """Compile the templates.
@@ -111,7 +116,18 @@ class RowTemplate:
         environment = _Environment(undefined=_Missing, finalize=_finalize, autoescape=False)
         environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
         self._options = options
-        self._sampling = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature)
+        form = options.response_format
+        json_schema = None if form is None else read_response_format("response_format", form)
+        self._sampling = SamplingParams(
+            max_tokens=options.max_tokens, temperature=options.temperature, json_schema=json_schema
+        )
+        fields: dict[str, Any] = {
+            "max_tokens": options.max_tokens,
+            "temperature": options.temperature,
+            "response_format": options.response_format,
+            "lora_adapter": options.lora_adapter,
+        }
+        self._fields = {name: value for name, value in fields.items() if value is not None}
         self._key = row_template_key(options.system, options.prompt, self._sampling)
         self._names = {*environment.globals, options.id_column}
         for text in filter(None, (options.prompt, options.system)):
@@ -162,12 +178,11 @@ class RowTemplate:
 
     def _draft(self, custom_id: str | None, messages: list[dict[str, Any]]) -> Draft:
         options = self._options
-        body = {"messages": messages, "max_tokens": options.max_tokens, "temperature": options.temperature}
         line = {
             "custom_id": custom_id,
             "method": "POST",
             "url": Endpoint.CHAT_COMPLETIONS.value,
-            "body": body,
+            "body": {"messages": messages, **self._fields},
         }
         return Draft(
             custom_id=custom_id,
@@ -180,6 +195,7 @@ class RowTemplate:
             sampling=self._sampling,
             body=msgspec.json.encode(line),
             prompt_template=self._key,
+            lora_adapter=options.lora_adapter,
         )
 
     def _custom_id(self, row: Mapping[str, Any]) -> str | None:

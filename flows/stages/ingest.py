@@ -6,7 +6,6 @@ from blend_core.tokenizing import Tokenizer
 from flows.ingest.checkpoints import Checkpoints, kept_part
 from flows.ingest.ingest import IngestCounts, ingest
 from flows.ingest.only_new import OnlyNew
-from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import read_sources
 from flows.job_parts import DuplicateRule
 from flows.stages.context import JobContext
@@ -44,14 +43,7 @@ def ingest_job(context: JobContext) -> str:
         if context.stop.reason is not None:
             raise _StopIngest
 
-    options = ParseOptions(
-        model=spec.model,
-        strict_model=spec.options.strict_model,
-        default_max_tokens=spec.options.default_max_tokens,
-        chat_template_kwargs=spec.options.chat_template_kwargs,
-        keeps_schemas=serving.is_vllm,
-        lora_adapters=frozenset(serving.lora_adapters),
-    )
+    options = wiring.parse_options(spec)
     database, job_id = wiring.database, context.job_id
     only_new = on_complete = None
     if spec.reads_only_new:

@@ -7,7 +7,8 @@ import pytest
 
 from blend_core.engines.vllm.installed import InstalledVllm
 from blend_core.errors import ConfigurationError
-from flows.job_spec import BatchJobSpec
+from flows.ingest.parse import ParseOptions
+from flows.job_spec import BatchJobSpec, parse_job
 from flows.preflight import check_engine, check_queries
 from flows.settings import EngineSettings, Settings
 from flows.wiring import Endpoints, Wiring
@@ -49,6 +50,45 @@ def test_an_unknown_connection_is_told_where_to_be_set() -> None:
 def test_a_template_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`prompt` template"):
         check_queries(job(prompt="{{ id"), {"platform": ""})
+
+
+JSON = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (JSON, "Answers by a JSON schema need the engine `vllm`, and this job runs on `torch`"),
+        ({"lora_adapter": "support"}, "The job has no LoRA adapter 'support'; name it in"),
+    ],
+)
+def test_what_the_engine_cannot_do_for_any_row_is_refused_as_in_a_line(
+    fields: dict[str, Any], reason: str
+) -> None:
+    torch = ParseOptions("m", keeps_schemas=False, lora_adapters=frozenset())
+    table = {"uri": "s3://b/k", "prompt": "x", **fields}
+    tables = BatchJobSpec.model_validate({"parquet": [table]})
+    for spec in (job(**fields), tables):
+        check_queries(spec, {"platform": ""})
+        check_queries(spec, {"platform": ""}, ParseOptions("m", lora_adapters=frozenset({"support"})))
+        with pytest.raises(ConfigurationError, match=reason):
+            check_queries(spec, {"platform": ""}, torch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"response_format": {"type": "xml"}}, "`response_format` must be an object whose `type` is text"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}},
+            r"`response_format.json_schema.schema` is no JSON schema: \$.type",
+        ),
+        ({"lora_adapter": ""}, "`lora_adapter` must be a name"),
+    ],
+)
+def test_what_a_line_could_not_ask_for_a_source_cannot(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        parse_job({"sql": [{"query": "SELECT 1", "prompt": "x", **fields}]}, origin="job")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,17 @@ def test_its_body_is_a_request_line_that_parses_to_the_same_request() -> None:
     )
 
 
+def test_every_row_asks_for_the_format_and_the_adapter_of_its_source() -> None:
+    asked = {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}},
+        "lora_adapter": "support",
+    }
+    draft = RowTemplate(TemplateOptions("Hi {{ id }}", None, "id", 9, 0.5, **asked)).fill({"id": 1})
+    assert (draft.sampling.json_schema, draft.lora_adapter) == ('{"enum":["a","b"]}', "support")
+    parsed = parse_line(draft.body, ParseOptions(model="m"))
+    assert (parsed.sampling, parsed.lora_adapter) == (draft.sampling, "support")
+
+
 @pytest.mark.parametrize(
     ("value", "written"),
     [
