@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from blend_core.engines.process import EngineProcess
-from blend_core.errors import PlanError
+from blend_core.errors import EngineStartError, PlanError
 from flows.device_file import device_file
 from flows.device_lock import device_lock
 from flows.job_source import pending_part
@@ -52,9 +52,28 @@ def infer_job(context: JobContext) -> str:
             engines = [
                 wiring.engine(context.spec, rank, devices, held_files=files) for rank in range(len(devices))
             ]
-            _run_ranks(context, engines)
+            try:
+                _run_ranks(context, engines)
+            except EngineStartError as error:
+                raise _with_own_options(error, context) from error
     standing = counts(wiring.database, context.job_id)
     return f"{standing.succeeded:,} succeeded, {standing.errored:,} errored, {standing.pending:,} left"
+
+
+def _with_own_options(error: EngineStartError, context: JobContext) -> EngineStartError:
+    """The error, with what can be done where options of the job's own may be at fault.
+
+    What this machine sets can be mended and the job continued; what the job brings cannot be changed. Which
+    of them vLLM refused only its own words tell, and it may have been the device, so the job does not fail.
+    """
+    names = ", ".join(context.spec.options.vllm)
+    if not names:
+        return error
+    return EngineStartError(
+        f"{error.message} The job's own vLLM options ({names}) stay as they were submitted: if one of them "
+        f"is at fault, end the job with `blend cancel {context.job_id}` and make a new one.",
+        **error.ids,
+    )
 
 
 def hold_devices(context: JobContext, devices: Sequence[str], held: ExitStack) -> list[int] | None:
