@@ -76,10 +76,11 @@ def _read(text: str) -> Any:
 
 
 def check_passed_options(options: Mapping[str, Any]) -> None:
-    """Checks names and types.
+    """Checks names, types and ranges.
 
     Raises:
-        ConfigurationError: an option is unknown, is set elsewhere, or has a value of another type.
+        ConfigurationError: an option is unknown, is set elsewhere, or has a value of another type or one that
+            can never be right.
     """
     for name, value in options.items():
         types = PASSED_OPTIONS.get(name) or OWN_OPTIONS.get(name)
@@ -92,6 +93,10 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"The vLLM option {name!r} must be of type {wanted}.")
         if name in _SIZES and options[name] < 1:
             raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be at least 1.")
+        if name == "gpu_memory_utilization" and not 0 < options[name] <= 1:
+            raise ConfigurationError(
+                f"The vLLM option {name!r} is {value}; it is a share of the memory, above 0 and at most 1."
+            )
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")

@@ -175,6 +175,9 @@ def test_what_vllm_cannot_do_on_a_cpu_is_refused_by_name(
 def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="'tensor_parallel_size' is 0; it must be at least 1"):
         JobOptions.model_validate({"vllm": {"tensor_parallel_size": 0}})
+    for share in (0, 1.9, float("nan")):
+        with pytest.raises(ValidationError, match=r"'gpu_memory_utilization' is .*; it is a share"):
+            JobOptions.model_validate({"vllm": {"gpu_memory_utilization": share}})
     with pytest.raises(ValidationError, match="'no_such' is not known"):
         JobOptions.model_validate({"vllm": {"no_such": 1}})
     with pytest.raises(
