@@ -26,6 +26,7 @@ from prefect.types.entrypoint import EntrypointType
 from blend_core.errors import BlendError, ConfigurationError, ServiceError, StorageError
 from flows.job_spec import BatchJobSpec, parse_job
 from flows.nights import check_schedule, night_job, register, serving_home
+from flows.prefect_queue import AD_HOC
 from flows.preflight import check_queries
 from flows.run_batch import NightlySchedule, run_batch
 from flows.running import create_job
@@ -35,7 +36,6 @@ from storage.job_status import JobStatus
 from storage.jobs import get_job, set_job_status
 from storage.nights import forget_nightlies
 
-AD_HOC = "ad-hoc"
 NIGHTLY = "nightly"
 _CONNECTION_TAG = "connection:"
 _TARGET_TAG = "target:"

@@ -64,7 +64,7 @@ def _live_runs(db: Database, which: sa.ColumnElement[bool]) -> list[LiveRun]:
 
 @dataclass(frozen=True, slots=True)
 class StoppedJob:
-    """A job that was begun and that nothing runs.
+    """A job that has not ended and that nothing runs.
 
     Attributes:
         job_id: the job.
@@ -79,13 +79,18 @@ class StoppedJob:
 
 def stopped_jobs(db: Database) -> list[StoppedJob]:
     """Jobs that were begun, have not ended and are held by no run whose lease lasts; the oldest first."""
+    return _unended_jobs(db, batch_job.c.current_run_id.is_not(None), ~is_held())
+
+
+def unbegun_jobs(db: Database) -> list[StoppedJob]:
+    """Jobs that have not ended and that no run has begun; the oldest first. Somebody may be about to."""
+    return _unended_jobs(db, batch_job.c.current_run_id.is_(None))
+
+
+def _unended_jobs(db: Database, *which: sa.ColumnElement[bool]) -> list[StoppedJob]:
     statement = (
         sa.select(batch_job.c.job_id, batch_job.c.name, batch_job.c.status)
-        .where(
-            batch_job.c.status.in_([status.value for status in JobStatus if not status.is_end]),
-            batch_job.c.current_run_id.is_not(None),
-            ~is_held(),
-        )
+        .where(batch_job.c.status.in_([status.value for status in JobStatus if not status.is_end]), *which)
         .order_by(batch_job.c.created_at, batch_job.c.job_id)
     )
     with db.connect() as connection:

@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flows.settings import Settings
+    from flows.wiring import Wiring
     from storage.database import Database
     from storage.jobs import Job
-    from storage.lost_runs import LiveRun
+    from storage.lost_runs import LiveRun, StoppedJob
     from storage.results import Counts
 
 NUM_RECENT_JOBS = 10
@@ -47,7 +48,7 @@ def _status_of_all(*, json: bool) -> None:
     from flows.cli.services import connected, local_stack
     from flows.settings import load_settings
     from storage.jobs import list_jobs
-    from storage.lost_runs import StoppedJob, stopped_jobs
+    from storage.lost_runs import StoppedJob
 
     settings = load_settings()
     stack = local_stack(settings)
@@ -60,7 +61,7 @@ def _status_of_all(*, json: bool) -> None:
             jobs = list_jobs(wiring.database, limit=NUM_RECENT_JOBS)
             nights = _troubled_nights(wiring.database)
             told = {night["job_id"] for night in nights}
-            stopped = [job for job in stopped_jobs(wiring.database) if job.job_id not in told]
+            stopped = [job for job in _jobs_left(wiring) if job.job_id not in told]
     except BlendError as error:
         reason = str(error)
     if json:
@@ -121,6 +122,18 @@ def _status_of_all(*, json: bool) -> None:
         )
 
 
+def _jobs_left(wiring: "Wiring") -> "list[StoppedJob]":
+    """Jobs that have not ended, that nothing runs and that nothing is going to run."""
+    from flows.prefect_queue import queued_jobs
+    from storage.lost_runs import stopped_jobs, unbegun_jobs
+
+    stopped, unbegun = stopped_jobs(wiring.database), unbegun_jobs(wiring.database)
+    queued = queued_jobs(wiring.endpoints.prefect_api_url) if unbegun else None
+    if queued is not None:
+        stopped += [job for job in unbegun if job.job_id not in queued]
+    return stopped
+
+
 def _troubled_nights(database: "Database") -> list[dict[str, Any]]:
     """Missed and stuck nights of every nightly job, the newest of each."""
     from storage.nights import list_nightlies
@@ -160,6 +173,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         engine = latest_run_engine(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
+        is_untold = not job.status.is_end and live is None and run_error is None
+        is_left = is_untold and job_id in {left.job_id for left in _jobs_left(wiring)}
     if json:
         print_json(
             _job_json(job)
@@ -199,6 +214,8 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     if run_error:
         print_line(f"Its latest run failed: {run_error}")
         print_line(f"Continue it with: blend run --job-id {job.job_id}")
+    if is_left:
+        print_line(f"Nothing runs it; continue it with: blend run --job-id {job.job_id}")
     for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):
         print_line(uri)
 

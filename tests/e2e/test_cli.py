@@ -133,11 +133,22 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
 
 def test_a_job_that_nothing_runs_is_told_in_the_list(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=2))
+    # It may be queued in the Prefect that does not answer.
     assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
     mark_lost(wiring.database, run.run_id)
     assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     assert f"Nothing runs job {job_id}" in blend("status").stdout
+    cancel_job(wiring, job_id, SilentProgress())
+
+
+def test_a_job_that_nothing_is_going_to_begin_is_told(
+    environment: dict[str, str], tmp_path: Path, wiring: Wiring, make_job: Any
+) -> None:
+    blend = blend_in(tmp_path, os.environ | environment)
+    job_id = create_job(wiring, make_job(num_chats=2))
+    assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
+    assert f"Nothing runs it; continue it with: blend run --job-id {job_id}" in blend("status", job_id).stdout
     cancel_job(wiring, job_id, SilentProgress())
 
 

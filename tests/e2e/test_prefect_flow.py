@@ -29,12 +29,13 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelling
+from prefect.states import Cancelled, Cancelling
 
 from blend_core.errors import ConfigurationError
 from flows.deployments import resubmit_job, submit_job
 from flows.job_parts import SqlSource, WriteBack
 from flows.job_spec import BatchJobSpec
+from flows.prefect_queue import queued_jobs
 from flows.wiring import Wiring
 from storage.job_status import JobStatus
 from storage.jobs import get_job, list_jobs
@@ -223,6 +224,24 @@ def test_a_run_of_the_served_deployment_runs_the_job(
     assert flow_run.state.type is StateType.COMPLETED, flow_run.state.message
     job = get_job(wiring.database, submitted.job_id)
     assert (job.status, job.num_succeeded, job.num_errored) == (JobStatus.COMPLETED, 10, 2)
+
+
+def test_a_job_is_queued_until_its_flow_run_ends(
+    client: SyncPrefectClient, served: Path, environment: dict[str, str], wiring: Wiring, make_job: Any
+) -> None:
+    def queued() -> frozenset[str]:
+        found = queued_jobs(environment["PREFECT_API_URL"])
+        assert found is not None
+        return found
+
+    there = with_prefect(wiring, environment)
+    first, waiting = (submit_job(there, make_job(num_chats=1)) for _ in range(2))
+    assert {first.job_id, waiting.job_id} <= queued()
+
+    client.set_flow_run_state(UUID(waiting.flow_run_id), Cancelled(), force=True)
+    assert waiting.job_id not in queued()
+    wait_for(lambda: _ended(client, first.flow_run_id), timeout_s=400)
+    assert first.job_id not in queued()
 
 
 def test_a_connection_unknown_to_the_serving_process_is_refused_before_a_job_is_made(
