@@ -18,10 +18,10 @@ from blend_core.specs import DeviceProfile, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class RequestsAdmitted:
-    """Requests that are in flight from the next step on, told before that step computes anything.
+    """Requests that are in flight from the next step on, told before anything comes of that step.
 
-    Should the engine die, what was admitted and has not ended is what it may have died of. Told once a
-    request: one that is preempted is not admitted anew.
+    Should the engine die, which is told after it, what was admitted and has not ended is what it may have died
+    of. Told once a request: one that is preempted is not admitted anew.
 
     Attributes:
         seqs: the requests, in the order of their admission.
@@ -213,7 +213,7 @@ class Engine(Protocol):
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
         """Runs everything in the source and yields events as they happen, one ending event per request.
 
-        A request is told as admitted before a step computes it; one that cannot run at all fails without.
+        A request is told as admitted before anything comes of it; one that cannot run at all fails without.
 
         Raises `EngineDiedError` when the engine's process ends early, its memory does not suffice, or it
         fails in a way that it did not foresee. It must be opened anew then; requests without an ending event

@@ -13,27 +13,30 @@ from pathlib import Path
 from typing import Final
 
 from blend_core.engines.vllm.reports import Admitted
+from blend_core.errors import EngineError
 
-_ENTRY: Final = struct.Struct("<qqq")
+_ENTRY: Final = struct.Struct("<qqqq")
 _SPREAD: Final = 0x9E3779B97F4A7C1
-"""Times the number of an entry it differs from that of any other in nearly every bit that a seq may have."""
+"""An odd number: times the number of an entry it differs from that of any other, in bits all over."""
 
 
 class AdmissionLog:
     """A ring of admissions with one writer and one reader, each of whom has one of these.
 
-    An entry is a seq, a revision and a check of both and of the entry's number. The reader takes an entry if
-    the check is right: neither one of the round before nor one that is not all there has it.
+    An entry is its number, a seq, a revision and a check of them. The reader takes it if number and check are
+    right: neither one of the round before nor one that is not all there.
 
     The writer must not come round to what is not read yet: the ring has more entries than there are requests
-    that a run hands over before it reads.
+    that a run hands over before it reads. The reader finds out where it does.
     """
 
     def __init__(self, path: Path, num_entries: int | None = None) -> None:
         """Opens the ring of a file; makes one of `num_entries`, which are a few times a run's window."""
         with path.open("r+b" if num_entries is None else "w+b") as file:
             if num_entries is not None:
-                file.truncate(num_entries * _ENTRY.size)
+                # Zeros, not a hole: a disk that is full is found here, and does not kill the writer later.
+                file.write(bytes(num_entries * _ENTRY.size))
+                file.flush()
             self._memory = mmap.mmap(file.fileno(), 0)
         self._num_entries = len(self._memory) // _ENTRY.size
         self._number = 0
@@ -44,10 +47,15 @@ class AdmissionLog:
         for seq in seqs:
             self._number += 1
             offset = self._number % self._num_entries * _ENTRY.size
-            _ENTRY.pack_into(self._memory, offset, seq, revision, self._check(seq, revision))
+            check = _check(self._number, seq, revision)
+            _ENTRY.pack_into(self._memory, offset, self._number, seq, revision, check)
 
     def read(self) -> Iterator[Admitted]:
-        """Yields the admissions that were written since the last call."""
+        """Yields the admissions that were written since the last call.
+
+        Raises:
+            EngineError: the writer has come round.
+        """
         for revision, entries in groupby(tuple(self._new_entries()), itemgetter(1)):
             yield Admitted(tuple(seq for seq, _ in entries), revision)
 
@@ -57,14 +65,17 @@ class AdmissionLog:
 
     def _new_entries(self) -> Iterator[tuple[int, int]]:
         while True:
-            self._number += 1
-            seq, revision, check = _ENTRY.unpack_from(
-                self._memory, self._number % self._num_entries * _ENTRY.size
+            expected = self._number + 1
+            number, seq, revision, check = _ENTRY.unpack_from(
+                self._memory, expected % self._num_entries * _ENTRY.size
             )
-            if check != self._check(seq, revision):
-                self._number -= 1
+            if number < expected or check != _check(number, seq, revision):
                 return
+            if number > expected:
+                raise EngineError("vLLM's scheduler started more requests than it was given; report this.")
+            self._number = expected
             yield seq, revision
 
-    def _check(self, seq: int, revision: int) -> int:
-        return (self._number * _SPREAD ^ seq ^ revision << 40) & 0x7FFFFFFFFFFFFFFF
+
+def _check(number: int, seq: int, revision: int) -> int:
+    return (number * _SPREAD ^ seq ^ revision << 40) & 0x7FFFFFFFFFFFFFFF

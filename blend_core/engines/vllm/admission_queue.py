@@ -163,6 +163,14 @@ class AdmissionQueue:
     def prepend_request(self, request: Any) -> None:
         """A request in flight was preempted."""
         seq = seq_of(request)
+        if seq in self._withdrawn:
+            # It does not come back.
+            self._waiting.blocks_changed()
+            self._num_preempted += 1
+            self._num_finished += 1
+            self.policy.finished(seq, self._num_answer_tokens(seq, self.flight.leave(seq)))
+            self._waiting.add_released(request)
+            return
         if seq in self.flight:
             self._preempted[seq] = self.flight.preempt(seq)
             self._waiting.blocks_changed()
@@ -256,7 +264,7 @@ class AdmissionQueue:
     def reconcile(self, finished_ids: Collection[str]) -> list[Any]:
         """Tells the policy of requests in flight that have ended, by vLLM's ids; others are left alone.
 
-        Returns them.
+        Returns them, so that they are let go of when the caller likes.
         """
         ended = self.flight.seqs_of(finished_ids)
         if not ended:

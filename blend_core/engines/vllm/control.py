@@ -69,9 +69,10 @@ class LocalControl:
         deadline_s = time.monotonic() + _LET_GO_S
         while not self._queue.is_idle():
             if time.monotonic() > deadline_s:
-                raise EngineError("vLLM still has requests of an earlier run; open the engine anew.")
+                raise EngineError(
+                    f"vLLM still has requests of an earlier run after {_LET_GO_S:g} s; open the engine anew."
+                )
             time.sleep(_LOOK_EVERY_S)
-        self._reports.forget()
         return self._queue.start(make_policy(policy, plan, self._limits), plan.revision)
 
     def revise(self, plan: Plan) -> None:

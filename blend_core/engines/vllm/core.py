@@ -37,7 +37,8 @@ class Core(Protocol):
     def step(self) -> Iterator[Any]:
         """Yields `Report`s and vLLM's outputs, those that are there or the first that come.
 
-        Admissions come before the step computes anything. Raises `EngineDiedError` when the core is gone.
+        Admissions are written down before their step computes anything, and come before its outputs. Raises
+        `EngineDiedError` when the core is gone.
         """
 
     def last_words(self) -> Iterator[Any]:
@@ -119,9 +120,10 @@ class RemoteCore:
 
     def start(self, policy: str, plan: Plan) -> int:
         """See `Core`."""
+        # Of an earlier run: before, since a scheduler that waits for room lets go of nothing.
+        self._pass_over_reports()
         number = self.control.start(policy, plan)
-        # Of an earlier run.
-        deque(self._remote.reports(), maxlen=0)
+        self._pass_over_reports()
         return number
 
     def step(self) -> Iterator[Any]:
@@ -155,6 +157,9 @@ class RemoteCore:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
+
+    def _pass_over_reports(self) -> None:
+        deque(self._remote.reports(), maxlen=0)
 
     def _await_outputs(self) -> int:
         """Waits a little for outputs of steps; returns of how many there are. Raises `EngineDeadError`.

@@ -17,8 +17,8 @@ from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
 
 _ADMISSIONS_TOLD: Final = 16
-"""Room for admissions that a run has not read, in requests that may be in flight: twice what it hands over at
-most."""
+"""Room for admissions that a run has not read, in requests that may be in flight: it has handed over at most
+twelve times as many (`RequestWindow`)."""
 
 
 class VllmEngine:

@@ -54,7 +54,7 @@ class Flight:
 
     Attributes:
         num_through: decoding requests of whose answers the latest step computes the last token that they may
-            have: where steps overlap, the next one leaves them out.
+            have: where steps overlap and each of them computes all that decode, the next one leaves them out.
         num_left: requests from the left side.
         num_promised_blocks: blocks that prompts in flight will take and vLLM, which allocates chunk by chunk,
             has not given.

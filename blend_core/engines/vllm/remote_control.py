@@ -112,8 +112,10 @@ class RemoteControl:
 
         Raises:
             EngineDiedError: the scheduler's process is gone, and every report of it was read.
+            EngineError: admissions were missed.
         """
-        assert self._steps is not None, "the scheduler has not connected"
+        if self._steps is None:
+            raise _gone()
         yield from self._admissions.read()
         try:
             while self._steps.poll(timeout_s):

@@ -28,6 +28,7 @@ class Stepped(NamedTuple):
     """One step that is through. A plain tuple: one is made in every step.
 
     Attributes:
+        run: number of the run that it was scheduled for.
         counts: what it computed.
         revision: plan revision in force when it was scheduled.
         started_at: see `StepRecord`.
@@ -42,6 +43,7 @@ class Stepped(NamedTuple):
         asked_in_vain: the policy asked for a request that vLLM has not got.
     """
 
+    run: int
     counts: StepCounts
     revision: int
     started_at: float
@@ -104,11 +106,6 @@ class StepReports:
         with self._lock:
             if self._steps:
                 self._tell_steps()
-
-    def forget(self) -> None:
-        """What was not told yet belongs to a run that is over."""
-        with self._lock:
-            self._steps = []
 
     def _tell_steps(self) -> None:
         steps, self._steps = self._steps, []

@@ -68,8 +68,8 @@ class RequestWindow:
     def missing(self, num_open: int) -> Iterator[list[int]]:
         """Yields seqs that are due soon and not here, if it is time to look; the caller queues them.
 
-        Again and again, as all of them may fail and the next ones be missing, too. `num_open` requests of the
-        job have not ended.
+        Again and again as long as all of them fail, since the next ones may be missing, too. `num_open`
+        requests of the job have not ended.
         """
         if len(self) >= num_open:
             # All that is left is here.
@@ -77,10 +77,17 @@ class RequestWindow:
         if self._look_in_steps > 0 and self._look_in_starts > 0 and self.queued and self.started:
             return
         self._look_in_steps, self._look_in_starts = LOOK_EVERY_STEPS, self._look_ahead // 2
+        has_queued = False
         while not all(seq in self for seq in self._control.upcoming(self._look_ahead)):
+            if has_queued:
+                # Some have started meanwhile. They are heard of first, so that the window stays bounded.
+                self.look_again()
+                return
             upcoming = self._control.upcoming(self._fetch_size)
             self._let_go(set(upcoming))
-            yield [seq for seq in upcoming if seq not in self]
+            missing = [seq for seq in upcoming if seq not in self]
+            yield missing
+            has_queued = any(seq in self for seq in missing)
 
     def look_again(self) -> None:
         """Something else comes next: a plan was revised, or the policy asked for what is not here."""

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from traceback import walk_tb
+from typing import Any, Final
 
 from vllm import SamplingParams as VllmSampling
 from vllm.inputs.engine import tokens_input
@@ -77,12 +78,16 @@ def _schema_problem(json_schema: str | None) -> Problem | None:
     return None
 
 
-def refusal(error: Exception, request: Request) -> Problem:
+SCHEMA_CHECK: Final = "_validate_structured_outputs"
+"""Where vLLM checks that it can generate by a JSON schema."""
+
+
+def refusal(error: Exception) -> Problem:
     """What becomes of a request that vLLM refused with this error.
 
-    Of a JSON schema it says what it cannot generate by; elsewhere its own words may quote the request.
+    Of a JSON schema it says what it cannot generate by; elsewhere its own words may quote the prompt.
     """
-    if request.sampling.json_schema is not None:
+    if any(frame.f_code.co_name == SCHEMA_CHECK for frame, _ in walk_tb(error.__traceback__)):
         return (
             RequestErrorCode.INVALID_SCHEMA,
             f"vLLM cannot generate by the request's JSON schema ({words_of(error)}); simplify it.",

@@ -96,14 +96,16 @@ class Run:
             EngineError: requests wait, and the policy names none of them.
             EngineDiedError: vLLM's core is gone; what it had told by then has come before.
         """
+        is_dead = False
         try:
             yield from self._events()
         except EngineDiedError:
+            is_dead = True
             for item in self._core.last_words():
                 yield from self._hear(item)
             raise
         finally:
-            if self._window:
+            if self._window and not is_dead:
                 # It is given up.
                 with suppress(EngineDiedError):
                     self._drop(list(self._window))
@@ -160,7 +162,10 @@ class Run:
     def _feed(self) -> Iterator[EngineEvent]:
         """Queues the requests that are due soon; those that cannot run at all fail here."""
         for missing in self._window.missing(len(self._open)):
-            assert self._open.keys() >= set(missing), "the policy names requests that have ended"
+            if not self._open.keys() >= set(missing):
+                raise EngineError(
+                    "The policy names requests that have ended; choose another policy and report this."
+                )
             requests = self._source.fetch(missing)
             if [request.seq for request in requests] != missing:
                 raise EngineError(
@@ -182,7 +187,7 @@ class Run:
             except EngineDiedError:
                 raise
             except Exception as error:  # whatever vLLM raises on a request is that request's fault alone
-                problem = refusal(error, request)
+                problem = refusal(error)
                 self._core.abort([str(request.seq)])
         if problem is None:
             self._window.queued[request.seq] = request
@@ -215,6 +220,8 @@ class Run:
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
         if report.asked_in_vain:
             self._window.look_again()
+        if report.run != self._number:
+            return
         self.added_s += report.added_s
         self.num_steps += 1
         windows: list[StepWindow | None] = []
@@ -251,13 +258,13 @@ class Run:
         )
 
     def _ended_badly(self, request: Request, reason: str) -> RequestFailed:
-        self._forget(request.seq)
         if request.sampling.json_schema is not None:
             code = RequestErrorCode.INVALID_SCHEMA
             message = "vLLM cannot generate by the request's JSON schema; simplify it."
         else:
             code, message = RequestErrorCode.ENGINE_FAILED, f"vLLM ended the request with {reason!r}."
-        return RequestFailed(request.seq, self._revision, code, message, self._now())
+        # The scheduler may not know of it: vLLM's core could not even queue it.
+        return self._failed(request.seq, code, message)
 
     def _end_overdue(self) -> Iterator[EngineEvent]:
         """Ends requests that have been in the engine for too long, preempted ones that wait included."""

@@ -23,11 +23,13 @@ from blend_core.engines.vllm.reports import Admitted, Report, Stepped, StepRepor
 from blend_core.engines.vllm.scheduler_view import Readiness
 from blend_core.policies.base import EngineLimits
 
-# How a request ends that has an answer; any other was refused or failed. One that ends with a stop string is
-# aborted: the process that reads texts finds that.
-_STOPPED: Final = RequestStatus.FINISHED_STOPPED
-_LENGTH_CAPPED: Final = RequestStatus.FINISHED_LENGTH_CAPPED
-_ABORTED: Final = RequestStatus.FINISHED_ABORTED
+ANSWERED: Final = (
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_ABORTED,
+)
+"""How a request ends that has an answer; any other was refused or failed. One that ends with a stop string is
+aborted: the process that reads texts finds that."""
 
 _WAITING: Final = RequestStatus.WAITING
 _COMPILING: Final = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -114,10 +116,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         with self.admission.lock:
             ended = self.admission.reconcile(self.finished_req_ids)
             if scheduler_output.total_num_scheduled_tokens:
-                step = self._open_steps.popleft()
-                # Nobody asks for what was on its way when a run ended.
-                if step.run == self.admission.num_runs:
-                    stepped = self._through(step, end_s)
+                stepped = self._through(self._open_steps.popleft(), end_s)
         # Not under the lock: where steps are read slowly, calls are answered all the same.
         if stepped is not None:
             self._steps.add(stepped)
@@ -178,9 +177,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def num_answer_tokens(self, request: Any) -> int:
         """See `SchedulerView`."""
-        status = request.status
-        is_answered = status is _STOPPED or status is _LENGTH_CAPPED or status is _ABORTED
-        return int(request.num_output_tokens) if is_answered else 0
+        return int(request.num_output_tokens) if request.status in ANSWERED else 0
 
     def _has_place_for(self, adapter: int) -> bool:
         """Whether a request of the adapter, 0 for none, may run beside those that run."""
@@ -256,6 +253,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         self._last_end_s = end_s
         added_s, self._added_s = self._added_s + self.admission.take_added_s(), 0.0
         return Stepped(
+            step.run,
             step.counts,
             step.revision,
             step.started_at,

@@ -23,7 +23,7 @@ from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import RemoteControl
 from blend_core.engines.vllm.reports import Admitted
-from blend_core.errors import ConfigurationError, EngineDiedError, EngineStartError
+from blend_core.errors import ConfigurationError, EngineDiedError, EngineStartError, RequestErrorCode
 from blend_core.model_store import ModelStore
 from blend_core.plan import Plan
 from blend_core.request import SamplingParams
@@ -93,8 +93,8 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
 class DyingRemote:
     """A scheduler's process that died after it had told of an admission, which nobody has read."""
 
-    def start(self, policy: str, plan: Plan) -> None:
-        pass
+    def start(self, policy: str, plan: Plan) -> int:
+        return 1
 
     def upcoming(self, num_requests: int) -> list[int]:
         return [0, 1]
@@ -141,6 +141,59 @@ def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngi
 
     assert outcome.admitted == [0]
     assert not answers, "what it had answered was read"
+
+
+class Remote:
+    """A scheduler's process that is never sent a request; it knows only what a run tells it.
+
+    Attributes:
+        waiting: what it would name next.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self.waiting = list(range(num_requests))
+
+    def start(self, policy: str, plan: Plan) -> int:
+        return 1
+
+    def upcoming(self, num_requests: int) -> list[int]:
+        return self.waiting[:num_requests]
+
+    def withdraw(self, seqs: list[int], queued: list[int]) -> None:
+        self.waiting = [seq for seq in self.waiting if seq not in seqs]
+
+    def reports(self, timeout_s: float = 0.0) -> Iterator[Admitted]:
+        yield from ()
+
+    def tell_all(self) -> None:
+        pass
+
+
+def test_what_the_core_cannot_even_queue_fails_and_is_not_named_again(engine_apart: VllmEngine) -> None:
+    # What imports vLLM.
+    from blend_core.engines.vllm.core import RemoteCore
+    from blend_core.engines.vllm.run import Run
+
+    outputs: Queue[SimpleNamespace] = Queue()
+
+    def add_request(request_id: str, *_: object, **__: object) -> None:
+        failed = SimpleNamespace(finish_reason="error", text="", token_ids=())
+        outputs.put(SimpleNamespace(request_id=request_id, finished=True, outputs=[failed]))
+
+    llm_engine = SimpleNamespace(
+        engine_core=SimpleNamespace(outputs_queue=outputs),
+        add_request=add_request,
+        step=lambda: [outputs.get()],
+    )
+    core = RemoteCore(llm_engine, cast(RemoteControl, Remote(200)))
+    opened = replace(engine_apart._opened, core=core)
+    source = Block32Source([request(seq, range(3, 9)) for seq in range(200)])
+    outcome = Outcome()
+
+    deque(map(outcome.add, Run(opened, source, time.time, time.monotonic).events()))
+
+    assert sorted(outcome.failed) == list(range(200))
+    assert {event.code for event in outcome.failed.values()} == {RequestErrorCode.ENGINE_FAILED}
 
 
 @pytest.mark.slow

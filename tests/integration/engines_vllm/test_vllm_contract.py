@@ -174,8 +174,8 @@ def test_a_request_has_the_attributes_that_are_read() -> None:
     assert (one.max_tokens, one.drop_stale_output, one.lora_request) == (4, False, None)
     assert one.status == RequestStatus.WAITING
     assert {"RUNNING", "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR"} <= set(RequestStatus.__members__)
-    answered = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
-    assert {str(status) for status in scheduler_module._ANSWERED} == answered
+    answered = {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED"}
+    assert {str(status) for status in scheduler_module.ANSWERED} == answered
 
 
 def test_a_request_has_its_last_status_before_its_end_is_told() -> None:
@@ -278,6 +278,14 @@ def test_vllms_batch_runner_reads_its_file_after_set_up_and_writes_when_every_an
         )
     ]
     assert asked == sorted(asked)
+
+
+def test_json_schemas_are_checked_in_one_place() -> None:
+    from vllm import SamplingParams as VllmSampling
+
+    from blend_core.engines.vllm.requests import SCHEMA_CHECK
+
+    assert SCHEMA_CHECK in inspect.getsource(VllmSampling.verify)
 
 
 def test_outputs_say_what_events_need(engine: VllmEngine) -> None:

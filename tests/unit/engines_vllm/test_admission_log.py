@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from blend_core.engines.vllm.admission_log import AdmissionLog
+from blend_core.engines.vllm.admission_log import AdmissionLog, _check
 from blend_core.engines.vllm.reports import Admitted
+from blend_core.errors import EngineError
 
 WRITER = """
 import os, signal, sys
@@ -63,20 +64,25 @@ def test_the_ring_goes_round(reader, writer):
 
 def test_an_entry_that_is_not_all_there_waits(reader, writer):
     writer.write(Admitted((3,), 2))
-    offset = 1 * 24 + 16
+    offset = 1 * 32 + 24
     check, reader._memory[offset : offset + 8] = reader._memory[offset : offset + 8], bytes(8)
     assert list(reader.read()) == []
     reader._memory[offset : offset + 8] = check
     assert list(reader.read()) == [Admitted((3,), 2)]
 
 
-def test_checks_of_other_numbers_differ(writer):
+def test_checks_of_other_numbers_differ():
     generator = random.Random(0)
     for _ in range(10_000):
-        writer._number = generator.randrange(1, 1 << 40)
-        check = writer._check(5, 1)
-        writer._number += 64
-        assert writer._check(generator.randrange(1 << 32), generator.randrange(1 << 10)) != check
+        number = generator.randrange(1, 1 << 40)
+        other = generator.randrange(1 << 32), generator.randrange(1 << 10)
+        assert _check(number + 64, *other) != _check(number, 5, 1)
+
+
+def test_a_writer_that_has_come_round_is_noticed(reader, writer):
+    writer.write(Admitted(tuple(range(64 + 1)), 0))
+    with pytest.raises(EngineError, match="more requests than it was given"):
+        list(reader.read())
 
 
 def test_what_a_killed_process_wrote_is_read_while_it_writes_and_afterwards(path):

@@ -249,6 +249,35 @@ def test_what_is_withdrawn_is_not_named_again_however_late_vllm_hears_of_it(poli
     assert scheduler.queue.is_idle()
 
 
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_what_is_withdrawn_and_then_preempted_does_not_come_back(policy):
+    job = random_job(7, num_requests=8, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14, max_num_seqs=3)
+    checked = start(scheduler, job, policy)
+    waiting = [scheduler.add(one) for one in requests_of(job)]
+    for request in waiting:
+        request.longest = 30
+    while len(checked.in_flight) < 3:
+        scheduler.step()
+    withdrawn = sorted(checked.in_flight)
+    scheduler.control.withdraw(withdrawn, withdrawn)
+
+    while not any(waiting[seq].status == "preempted" for seq in withdrawn):
+        assert scheduler.running, "nobody was preempted"
+        scheduler.step()
+
+    preempted = next(seq for seq in withdrawn if waiting[seq].status == "preempted")
+    assert preempted not in scheduler.control.upcoming(8)
+    started = set()
+    while checked.num_waiting or scheduler.running:
+        started |= set(scheduler.step()[0])
+    assert preempted not in started
+    assert scheduler.free == scheduler.limits.num_blocks
+    for request in list(scheduler.requests.values()):
+        scheduler.abort(request)
+    assert scheduler.queue.is_idle()
+
+
 def test_a_run_begins_once_vllm_has_let_go_of_the_one_before(monkeypatch):
     job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
     scheduler = FakeScheduler()
@@ -297,7 +326,7 @@ def test_a_run_does_not_begin_beside_one_that_vllm_does_not_let_go_of(monkeypatc
     scheduler.add(requests_of(job)[0])
     monkeypatch.setattr("blend_core.engines.vllm.control._LET_GO_S", 0.0)
 
-    with pytest.raises(EngineError, match="an earlier run; open the engine anew"):
+    with pytest.raises(EngineError, match="an earlier run after 0 s; open the engine anew"):
         scheduler.control.start("fcfs", job.plan())
 
 

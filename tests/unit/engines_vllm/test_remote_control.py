@@ -17,7 +17,7 @@ from blend_core.engines.vllm.reports import Admitted, Stepped
 from blend_core.errors import EngineDiedError, PlanError
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
 
-STEP = Stepped(StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, False)
+STEP = Stepped(1, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, False)
 
 
 class Ends:
@@ -106,3 +106,5 @@ def test_a_run_that_outlives_its_engine_is_told_so(ends):
     ends.run.close()
     with pytest.raises(EngineDiedError, match="engine core ended"):
         ends.run.withdraw([0], [0])
+    with pytest.raises(EngineDiedError, match="engine core ended"):
+        list(ends.run.reports())

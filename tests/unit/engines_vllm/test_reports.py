@@ -19,7 +19,7 @@ def reports(told):
 
 
 def stepped(number=0, *, started_at=0.0, asked_in_vain=False):
-    return Stepped(COUNTS, number, started_at, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, asked_in_vain)
+    return Stepped(1, COUNTS, number, started_at, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, asked_in_vain)
 
 
 def test_steps_are_told_together_and_in_order(reports, told):
@@ -47,10 +47,3 @@ def test_what_waits_is_told_when_it_is_asked_for_and_not_twice(reports, told):
     reports.tell_all()
     reports.tell_all()
     assert told == [[stepped()]]
-
-
-def test_what_is_forgotten_is_not_told(reports, told):
-    reports.add(stepped())
-    reports.forget()
-    reports.tell_all()
-    assert not told

@@ -1,6 +1,8 @@
 """When a run asks what comes next, and what of it vLLM is given."""
 
+import random
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -166,3 +168,47 @@ def test_nothing_is_looked_at_once_all_that_is_left_is_here(setting):
 
     assert list(setting.window.missing(1)) == []
     assert setting.num_looks == 0
+
+
+class StartsAtOnce:
+    """A scheduler that starts most of what it is given at once, of which nobody hears before `heard`."""
+
+    def __init__(self, share):
+        self.generator = random.Random(0)
+        self.share = share
+        self.waiting = dict.fromkeys(range(2_000))
+        self.unheard = []
+
+    def upcoming(self, num_requests):
+        return list(islice(self.waiting, num_requests))
+
+    def release(self, seqs):
+        return ()
+
+    def start(self, queued):
+        for seq in queued:
+            if seq in self.waiting and self.generator.random() <= self.share:
+                del self.waiting[seq]
+                self.unheard.append(seq)
+
+    def heard(self):
+        heard, self.unheard = self.unheard, []
+        return heard
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9, 1.0])
+def test_no_more_is_handed_over_than_one_fetch_before_starts_are_heard_of(share):
+    scheduler = StartsAtOnce(share)
+    window = RequestWindow(scheduler, lambda ids: None, max_num_seqs=16)
+    num_left = 2_000
+    for _ in range(2_000):
+        for missing in window.missing(num_left):
+            window.queued.update((seq, seq) for seq in missing)
+            scheduler.start(missing)
+        assert len(window.queued) <= 12 * 16
+        window.step()
+        scheduler.start(window.queued)
+        for seq in window.start(scheduler.heard(), 0.0, 0):
+            window.forget(seq)
+            num_left -= 1
+    assert num_left == 0
