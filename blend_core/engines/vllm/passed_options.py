@@ -104,7 +104,7 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
 
 
 def _unknown_option(name: str) -> ConfigurationError:
-    known = sorted(PASSED_OPTIONS | OWN_OPTIONS)
+    known = sorted(KNOWN_OPTIONS)
     nearest = get_close_matches(name, known, n=1)
     meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     return ConfigurationError(
