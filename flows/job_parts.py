@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from blend_core.engines.vllm.passed_options import check_passed_options
+from blend_core.engines.vllm.passed_options import KNOWN_OPTIONS, check_passed_options
 from blend_core.errors import ConfigurationError, RequestError
 from flows.dates import check_placeholders, check_query_placeholders
 from flows.ingest.values import read_lora_adapter, read_response_format
@@ -230,15 +230,18 @@ class JobOptions(JobPart):
         description="`vllm`, `torch`, or `auto`: as BLEND_ENGINE__NAME says, which is vLLM where it is there",
     )
     vllm: dict[str, Any] = Field(
-        default_factory=dict,
+        {},
         title="vLLM options",
         description="options of vLLM's own by its names, over those of the machine, and `lora_adapters` "
-        "(docs/vllm.md)",
+        '(docs/vllm.md); in the form as JSON: `{"max_model_len": 4096}`',
+        # For the form alone: it makes a field of each of `properties`, and drops `propertyNames` elsewhere.
+        json_schema_extra={"allOf": [{"propertyNames": {"enum": [*sorted(KNOWN_OPTIONS)]}}]},
     )
     chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict,
+        {},
         title="Chat template arguments",
-        description="variables of the model's chat template, for requests that do not set them",
+        description="variables of the model's chat template, for requests that do not set them; in the form "
+        'as JSON: `{"enable_thinking": false}`',
     )
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(
         256,

@@ -56,6 +56,23 @@ class Serving:
             check_options_on_cpu(vllm_options)
         return cls(EngineName.VLLM, settings, vllm_options)
 
+    @classmethod
+    def to_plan(cls, settings: EngineSettings, options: JobOptions) -> "Serving":
+        """The engine that a dry run plans for: as `of`, or vLLM where it is asked for and not here.
+
+        A job may be planned on another machine than the one that runs it.
+
+        Raises:
+            ConfigurationError: the job has options for vLLM and asks for torch.
+        """
+        try:
+            return cls.of(settings, options)
+        except ConfigurationError:
+            wanted = settings.name if options.engine is EngineName.AUTO else options.engine
+            if wanted == EngineName.TORCH:
+                raise
+            return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
+
     @property
     def is_vllm(self) -> bool:
         """Whether it is vLLM."""

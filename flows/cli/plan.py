@@ -140,7 +140,7 @@ def plan(
         counted_with_tokenizer=asked.counted_with_tokenizer,
         expected_output_tokens=expected_output_tokens,
         workload=workload,
-        forecast=forecast(workload, asked.policy.value, deadline_s, note),
+        forecast=forecast(workload, asked.options.policy.value, deadline_s, note),
     )
     if json:
         print_json(plan_json(report))

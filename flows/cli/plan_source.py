@@ -1,13 +1,14 @@
 """What `blend plan` is asked to plan: a request file, a job file, or a job."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blend_core.errors import ConfigurationError
 from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
+from blend_core.tokenizing import Tokenizer
 from flows.cli.output import tell
 from flows.cli.services import connected
 from flows.cli.source_items import source_items
@@ -15,8 +16,9 @@ from flows.dry_run.lines import checked_items
 from flows.dry_run.model import find_model
 from flows.dry_run.requests import cut_to, read_requests, rows_within
 from flows.ingest.parse import ParseOptions
-from flows.job_parts import JobOptions, Policy
+from flows.job_parts import JobOptions
 from flows.job_spec import load_job_file
+from flows.serving import Serving
 from flows.settings import Settings
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -49,7 +51,7 @@ class PlanInput:
         bad_by_code: the same by error code; empty for a job, whose results name them.
         counted_with_tokenizer: whether tokens are the model's own.
         model: sizes of the model.
-        policy: of the job; a file of requests has none, and gets the default.
+        options: of the job; a file of requests has none, and gets the defaults.
         recorded: output tokens by `seq` of answers that the job has.
         priors: what earlier nights tell, row by row of the requests.
     """
@@ -60,7 +62,7 @@ class PlanInput:
     bad_by_code: dict[str, int]
     counted_with_tokenizer: bool
     model: ModelSpec
-    policy: Policy
+    options: JobOptions
     recorded: dict[int, int]
     priors: LengthPriors
 
@@ -97,7 +99,7 @@ def _read_request_file(
 ) -> PlanInput:
     """Reads a request file, local or in S3."""
     name = options.model or DEFAULT_MODEL
-    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+    model, tokenizer = _find_model(settings, JobOptions(), name, with_tokenizer=not options.quick)
     max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
     lines = checked_items(source_items(source, ParseOptions(name, default_max_tokens=max_tokens)))
     found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
@@ -108,7 +110,7 @@ def _read_request_file(
         bad_by_code=found.bad_lines,
         counted_with_tokenizer=tokenizer is not None,
         model=model,
-        policy=JobOptions().policy,
+        options=JobOptions(),
         recorded={},
         priors=no_priors(len(found.arrays)),
     )
@@ -122,7 +124,7 @@ def _read_job_file(
 
     spec = load_job_file(Path(source))
     name = options.model or spec.model
-    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+    model, tokenizer = _find_model(settings, spec.options, name, with_tokenizer=not options.quick)
     parsing = ParseOptions(
         spec.model,
         strict_model=spec.options.strict_model,
@@ -139,7 +141,7 @@ def _read_job_file(
         bad_by_code=found.bad_lines,
         counted_with_tokenizer=tokenizer is not None,
         model=model,
-        policy=spec.options.policy,
+        options=spec.options,
         recorded={},
         priors=priors,
     )
@@ -151,7 +153,8 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
 
     with connected(settings) as wiring:
         job = known_job(wiring, job_id, options.model)
-    model, _ = find_model(settings, options.model or job.spec.model, with_tokenizer=False)
+    name = options.model or job.spec.model
+    model, _ = _find_model(settings, job.spec.options, name, with_tokenizer=False)
     # Of the job's own model all are; another may be shorter.
     rows = rows_within(job.arrays, model.max_model_len)
     return PlanInput(
@@ -161,7 +164,16 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
         bad_by_code={},
         counted_with_tokenizer=True,
         model=model,
-        policy=job.spec.options.policy,
+        options=job.spec.options,
         recorded=job.recorded,
         priors=job.priors.take(rows),
     )
+
+
+def _find_model(
+    settings: Settings, options: JobOptions, name: str, *, with_tokenizer: bool
+) -> tuple[ModelSpec, Tokenizer | None]:
+    """The model with the context that it would be served with, and its tokenizer."""
+    model, tokenizer = find_model(settings, name, with_tokenizer=with_tokenizer)
+    serving = Serving.to_plan(settings.engine, options)
+    return replace(model, max_model_len=serving.max_model_len(model)), tokenizer

@@ -74,6 +74,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "tensor_parallel": target.tensor_parallel,
         "num_kv_tokens": target.limits.num_blocks * target.limits.block_size,
         "engine": report.engine,
+        "engine_name": target.engine,
         "output_lengths": {
             "basis": lengths.basis.value,
             "assumption": report.assumption,

@@ -40,6 +40,8 @@ def assumption_text(lengths: AnswerLengths, expected_tokens: int | None) -> str:
 def target_text(target: Target, *, overlap: bool) -> str:
     """Engine, model and device in one line."""
     engine = "overlap (decode attention beside GEMM)" if overlap else "sequential"
+    if target.engine is not None:
+        engine = f"{target.engine}, simulated as {engine}"
     num_tokens = target.limits.num_blocks * target.limits.block_size
     return f"{engine}, {target.model.name} on {target.device.name}, room for {num_tokens:,} tokens of KV"
 

@@ -32,19 +32,22 @@ class Target:
         device: abilities of all devices of a replica together.
         limits: of an engine on them.
         tensor_parallel: devices of a replica.
+        engine: name of this installation's engine, None for devices that are not here.
     """
 
     model: ModelSpec
     device: DeviceProfile
     limits: EngineLimits
     tensor_parallel: int
+    engine: str | None = None
 
 
 def own_target(model: ModelSpec, device: DeviceProfile, serving: Serving) -> Target:
     """Returns the engine of this installation as it would be opened; the profile gets its KV."""
     if serving.kv_capacity_bytes is not None:
         device = replace(device, kv_capacity_bytes=float(serving.kv_capacity_bytes))
-    return Target(model, device, serving.limits(model, device), tensor_parallel=1)
+    limits = serving.limits(model, device)
+    return Target(model, device, limits, tensor_parallel=1, engine=serving.engine.value)
 
 
 def target_of(

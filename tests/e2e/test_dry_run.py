@@ -63,6 +63,22 @@ def test_sources_of_a_job_file_are_planned_and_then_its_recorded_lengths(
     assert "1 device (1 replica)" in elsewhere
 
 
+def test_a_job_for_vllm_is_planned_with_its_context_where_there_is_no_vllm(
+    blend: Blend, make_job: Any, tmp_path: Path
+) -> None:
+    spec = make_job(num_chats=4, num_rows=3)
+    job_file = tmp_path / "job.yaml"
+    options = {"engine": "vllm", "vllm": {"max_model_len": 40}}
+    job_file.write_text(json.dumps(spec.model_dump(mode="json") | {"options": options}))
+
+    told = json.loads(blend("plan", str(job_file), "--json").stdout)
+
+    assert told["engine_name"] == "vllm"
+    assert told["error_codes"] == {"prompt_too_long": 4}
+    assert told["summary"]["num_requests"] == 3
+    assert "vllm, simulated as sequential" in blend("plan", str(job_file)).stdout
+
+
 def test_a_job_without_requests_yet_is_not_planned(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=1))
     done = blend("plan", "--job-id", job_id, *ON_A100, status=1)

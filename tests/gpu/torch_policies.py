@@ -1,8 +1,9 @@
 """The torch engine under each policy on a GPU: `python tests/gpu/torch_policies.py`; torch 2.11 or later.
 
-Makes a random Llama on the spot and prints one JSON object. It stops starting runs after `--limit-s` seconds
-(300), so that it ends within six minutes; needs no network, no vLLM and no service. The exit status is 1
-where a request failed or no run is through.
+Makes a random Llama on the spot and prints one JSON object, a run for each policy and round, and a line on
+standard error as each run ends. It stops starting runs after `--limit-s` seconds, so that by default it ends
+within six minutes; needs no network, no vLLM and no service. The exit status is 1 where a request failed or
+no run is through.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -25,12 +27,12 @@ from blend_core.tokenizing import Tokenizer
 from flows.bench.engine import mixed_requests, request_arrays
 from flows.bench.random_llama import make_random_llama
 from flows.job_source import JobSource
+from tests.gpu.policy_runs import POLICIES, add_option, beside_fcfs, parser, tell
 
-POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
 BLOCK_SIZE = 16
 
 
-def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     engine = TorchEngine(
         TorchEngineOptions(
             model_folder=str(folder),
@@ -74,23 +76,26 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, o
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--device-profile", default="h200")
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--kv-blocks", type=int, default=600)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
-    parser.add_argument("--limit-s", type=float, default=300.0)
-    asked = parser.parse_args()
+    options = parser(__doc__)
+    add_option(
+        options, "--device", "cuda" if torch.cuda.is_available() else "cpu", "cuda where there is one; or cpu"
+    )
+    add_option(options, "--device-profile", "h200", "what plans are reckoned with: by name, or a TOML file")
+    add_option(options, "--requests", 128, "at most 264: the demo's prompts")
+    add_option(options, "--rounds", 2, "every policy runs once in each")
+    add_option(options, "--kv-blocks", 600, "KV in blocks of 16 tokens; few, so that order matters")
+    add_option(options, "--max-num-seqs", 32, "requests in flight at most")
+    add_option(options, "--max-num-batched-tokens", 512, "tokens of a step at most")
+    add_option(options, "--limit-s", 300.0, "seconds after which no run is started")
+    asked = options.parse_args()
     begin = time.perf_counter()
-    runs = []
+    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
         folder = make_random_llama(Path(made) / "random-llama")
         for policy in POLICIES * asked.rounds:
             if time.perf_counter() - begin < asked.limit_s:
-                runs.append(measure(policy, folder, asked))
+                runs.append(beside_fcfs(measure(policy, folder, asked), runs))
+                tell(runs[-1], len(runs), len(POLICIES) * asked.rounds)
     told = {"torch": torch.__version__, "device": asked.device, "runs": runs}
     sys.stdout.write(json.dumps(told, indent=2) + "\n")
     sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)

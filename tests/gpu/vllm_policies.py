@@ -1,9 +1,9 @@
 """The vLLM engine under each policy on a GPU, scheduling ahead: `python tests/gpu/vllm_policies.py`.
 
-Prints one JSON object: a run for each policy and round, with its counts. Every run loads the model anew;
-after `--limit-s` seconds (1800) the runs that are through are printed and the rest is given up. The exit
-status is 1 where a request failed or no run is through. Without `--model` a random Llama is made on the spot,
-whose speed says nothing of a real one's; give a model that fits the GPU.
+Prints one JSON object, a run for each policy and round, and a line on standard error as each run ends.
+Every run loads the model anew; after `--limit-s` seconds the runs that are through are printed and the rest
+is given up. The exit status is 1 where a request failed or no run is through. Without `--model` a random
+Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
 
 `--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -31,15 +31,14 @@ from blend_core.tokenizing import Tokenizer
 from flows.bench.engine import mixed_requests, request_arrays
 from flows.bench.random_llama import make_random_llama
 from flows.job_source import JobSource
-
-POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
+from tests.gpu.policy_runs import POLICIES, add_option, beside_fcfs, parser, tell
 
 
 class TimeIsOverError(BaseException):
     """Not an `Exception`: no engine may take it for one of its own."""
 
 
-def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     profile = load_device_profile(asked.device_profile)
     passed: dict[str, object] = {}
     if asked.device != "cpu":
@@ -94,28 +93,29 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, o
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, help="Hugging Face folder")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--device-profile", default="h200")
-    parser.add_argument("--requests", type=int, default=256, help="at most 264: the demo's prompts")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--kv-blocks", type=int, default=0, help="0 takes what the GPU has room for")
-    parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-num-batched-tokens", type=int, default=2048)
-    parser.add_argument("--gpu-memory-utilization", type=float, default=0.9)
-    parser.add_argument("--limit-s", type=float, default=1800.0)
-    asked = parser.parse_args()
-    runs: list[dict[str, object]] = []
+    options = parser(__doc__)
+    options.add_argument("--model", type=Path, help="Hugging Face folder (default: the random Llama)")
+    add_option(options, "--device", "cuda", "cuda, cuda:1 or cpu")
+    add_option(options, "--device-profile", "h200", "what plans are reckoned with: by name, or a TOML file")
+    add_option(options, "--requests", 256, "at most 264: the demo's prompts")
+    add_option(options, "--rounds", 3, "every policy runs once in each")
+    add_option(options, "--kv-blocks", 0, "KV in blocks; 0 takes what the device has room for")
+    add_option(options, "--block-size", 16, "tokens of a KV block; a CPU wants 32")
+    add_option(options, "--max-num-seqs", 256, "requests in flight at most")
+    add_option(options, "--max-num-batched-tokens", 2048, "tokens of a step at most")
+    add_option(options, "--gpu-memory-utilization", 0.9, "share of the GPU's memory that vLLM takes")
+    add_option(options, "--limit-s", 1800.0, "seconds after which the rest is given up")
+    asked = options.parse_args()
+    runs: list[dict[str, Any]] = []
+    num_asked = len(POLICIES) * asked.rounds
     signal.signal(signal.SIGALRM, end)
     with tempfile.TemporaryDirectory() as made, suppress(TimeIsOverError):
         signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
         folder = asked.model or make_random_llama(Path(made) / "random-llama")
         for policy in POLICIES * asked.rounds:
-            runs.append(measure(policy, folder, asked))
+            runs.append(beside_fcfs(measure(policy, folder, asked), runs))
+            tell(runs[-1], len(runs), num_asked)
         signal.setitimer(signal.ITIMER_REAL, 0)
-    num_asked = len(POLICIES) * asked.rounds
     if len(runs) < num_asked:
         sys.stderr.write(
             f"Time is over after {asked.limit_s:g} s: {len(runs)} of {num_asked} runs are through.\n"

@@ -45,6 +45,9 @@ PASSED_OPTIONS: Final[dict[str, tuple[type, ...]]] = {
 OWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = {"lora_adapters": (dict,), "separate_core": (bool,)}
 """Options of ours: folders of LoRA adapters by name; whether vLLM's core runs in a process of its own."""
 
+KNOWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = PASSED_OPTIONS | OWN_OPTIONS
+"""All that may be given."""
+
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 
 _SET_ELSEWHERE: Final = {
@@ -61,9 +64,7 @@ _SET_ELSEWHERE: Final = {
 def options_of_texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with texts read as JSON where a value of another type is wanted: a variable is a text."""
     return {
-        name: _read(value)
-        if isinstance(value, str) and str not in (PASSED_OPTIONS | OWN_OPTIONS).get(name, (str,))
-        else value
+        name: _read(value) if isinstance(value, str) and str not in KNOWN_OPTIONS.get(name, (str,)) else value
         for name, value in options.items()
     }
 
@@ -83,7 +84,7 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
             can never be right.
     """
     for name, value in options.items():
-        types = PASSED_OPTIONS.get(name) or OWN_OPTIONS.get(name)
+        types = KNOWN_OPTIONS.get(name)
         if types is None and name in _SET_ELSEWHERE:
             raise ConfigurationError(f"The vLLM option {name!r} is set by {_SET_ELSEWHERE[name]} here.")
         if types is None:
@@ -103,7 +104,7 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
 
 
 def _unknown_option(name: str) -> ConfigurationError:
-    known = sorted(PASSED_OPTIONS | OWN_OPTIONS)
+    known = sorted(KNOWN_OPTIONS)
     nearest = get_close_matches(name, known, n=1)
     meant = f" (did you mean {nearest[0]!r}?)" if nearest else ""
     return ConfigurationError(

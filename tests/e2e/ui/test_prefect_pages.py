@@ -72,6 +72,9 @@ def test_the_form_tells_of_every_field_what_it_is_and_what_may_be_given(page: Pa
     expect(form.control("Completion window in hours")).to_have_value("24")
     expect(form.control("Longest answer")).to_have_value("256")
     assert form.choose("Policy", "fcfs") == ["density_matched", "dual_scan", "dfs", "fcfs", "random"]
+    assert form.choose("Engine", "torch") == ["auto", "vllm", "torch"]
+    expect(form.control("vLLM options")).to_have_value("{}")
+    expect(form.field("vLLM options")).to_contain_text('in the form as JSON: {"max_model_len": 4096}')
     assert form.choose("Repeated custom_id", "job") == ["row", "job"]
     expect(form.field("job_id")).to_contain_text("Leave it at None to make a new job")
     form.add_item("SQL queries")
@@ -153,7 +156,29 @@ def test_values_that_cannot_be_are_refused_in_the_form(page: Page, stack: Stack,
     refused = page.get_by_text("'job.completion_window_hours'. Failure reason: 0 is less than or equal to")
     expect(refused.first).to_be_visible()
     expect(page).to_have_url(re.compile("/run$"))
+
+    form.control("Completion window in hours").fill("8")
+    form.control("vLLM options").fill('{"max_model_length": 1024}')
+    form.submit()
+    expect(form.field("vLLM options")).to_contain_text("'max_model_length' is not one of ['")
+    expect(page).to_have_url(re.compile("/run$"))
     assert list_jobs(wiring.database, limit=50) == before
+
+
+def test_options_of_vllm_are_in_the_run_that_the_form_makes(page: Page, stack: Stack) -> None:
+    form = ad_hoc_form(page, stack)
+    form.add_item("S3 addresses")
+    form.control("S3 addresses").fill("s3://bucket/requests.jsonl")
+    form.choose("Engine", "vllm")
+    form.control("vLLM options").fill('{"max_model_len": 1024}')
+
+    run_id = form.submit_and_get_run()
+
+    made = page.request.get(f"{stack.ui_url}/api/flow_runs/{run_id}").json()
+    options = made["parameters"]["job"]["options"]
+    assert (options["engine"], options["vllm"]) == ("vllm", {"max_model_len": 1024})
+    # Without vLLM, or without that bucket; no other test may find it running.
+    expect(FlowRunPage(page, stack.ui_url, run_id).state).to_have_text("Failed", timeout=RUN_ENDS_MS)
 
 
 def test_a_job_without_a_source_fails_with_the_sentence_that_says_what_to_give(

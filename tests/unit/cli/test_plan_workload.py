@@ -11,7 +11,7 @@ from blend_core.specs import load_device_profile, model_spec_preset
 from flows.cli.plan_source import PlanInput
 from flows.cli.plan_workload import workload_of
 from flows.dry_run.lengths import LengthBasis
-from flows.job_parts import Policy
+from flows.job_parts import JobOptions, Policy
 from flows.settings import Settings
 
 
@@ -36,7 +36,7 @@ def test_earlier_nights_are_what_is_known_only_where_a_length_is_not_fixed(
         bad_by_code={},
         counted_with_tokenizer=True,
         model=model_spec_preset("llama-3.1-8b"),
-        policy=Policy.DFS,
+        options=JobOptions(policy=Policy.DFS),
         recorded={},
         priors=LengthPriors(np.zeros(1, dtype=np.int64), (earlier,)),
     )

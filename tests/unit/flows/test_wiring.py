@@ -136,6 +136,19 @@ def test_vllm_that_is_asked_for_and_not_there_is_refused_with_what_to_do(
         serving(tmp_path, name="vllm")
 
 
+def test_a_dry_run_plans_for_the_vllm_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    vllm_is(monkeypatch, None)
+    settings = EngineSettings(block_size=16)
+    asked = JobOptions.model_validate({"engine": "vllm", "vllm": {"max_model_len": 64}})
+    planned = Serving.to_plan(settings, asked)
+    assert (planned.engine, planned.block_size) == ("vllm", 32)
+    assert planned.max_model_len(ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)) == 64
+    assert Serving.to_plan(settings, JobOptions.model_validate({"vllm": {"dtype": "half"}})).is_vllm
+    assert Serving.to_plan(settings, JobOptions()).engine == "torch"
+    with pytest.raises(ConfigurationError, match="its engine is `torch`"):
+        Serving.to_plan(settings, JobOptions.model_validate({"engine": "torch", "vllm": {"dtype": "half"}}))
+
+
 def test_options_of_the_job_come_over_those_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,13 @@ from blend_core.specs import ModelSpec, load_device_profile
 from tests.gpu import torch_policies, vllm_policies
 from tests.tiny_llama import make_tiny_llama
 
-FIGURES: dict[str, object] = {"num_failed": 0}
+FIGURES: dict[str, object] = {
+    "policy": "fcfs",
+    "output_tokens_per_s": 50.0,
+    "prefix_sharing": 0.25,
+    "num_preempted": 3,
+    "num_failed": 0,
+}
 
 
 class EngineThatFails:
@@ -89,7 +95,11 @@ def test_runs_on_vllm_that_take_too_long_are_given_up_and_the_others_told(
     printed = capsys.readouterr()
     told = json.loads(printed.out)
     assert (told["num_runs_asked"], len(told["runs"])) == (12, 2)
-    assert printed.err == "Time is over after 0.5 s: 2 of 12 runs are through.\n"
+    assert printed.err.splitlines() == [
+        "1 of 12: fcfs, 50.0 output tokens/s, 1.00x fcfs, sharing 25.0%, 3 preempted, 0 failed",
+        "2 of 12: fcfs, 50.0 output tokens/s, 1.00x fcfs, sharing 25.0%, 3 preempted, 0 failed",
+        "Time is over after 0.5 s: 2 of 12 runs are through.",
+    ]
 
 
 def test_no_run_in_time_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,3 +119,29 @@ def test_both_scripts_reckon_with_the_same_device(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(script, "make_random_llama", make_tiny_llama)
         assert run(script, monkeypatch, "--rounds", "1") == 0
     assert set(profiles) == {"h200"}
+
+
+@pytest.mark.parametrize("script", [vllm_policies, torch_policies])
+def test_runs_are_set_beside_fcfs_of_their_round(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speeds = iter([50.0, 60.0, 70.0, 80.0, 100.0, 50.0, 60.0, 0.0])
+
+    def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+        return FIGURES | {"policy": policy, "output_tokens_per_s": next(speeds)}
+
+    monkeypatch.setattr(script, "measure", measure)
+    monkeypatch.setattr(script, "make_random_llama", make_tiny_llama)
+    assert run(script, monkeypatch, "--rounds", "2") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["to_fcfs"] for one in runs] == pytest.approx([1.0, 1.2, 1.4, 1.6, 1.0, 0.5, 0.6, 0.0])
+
+
+@pytest.mark.parametrize("script", [vllm_policies, torch_policies])
+def test_help_tells_defaults_and_how_to_read_the_figures(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(script, monkeypatch, "--help") == 0
+    told = capsys.readouterr().out
+    assert " ".join(told.split()).count("(default: ") == told.count("\n  --")
+    assert all(key in told for key in ("to_fcfs", "prefix_sharing", "num_preempted", "num_failed"))

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from blend_core.errors import RequestErrorCode
 from flows.ingest.draft import Endpoint
 from flows.ingest.fields import FIELD_RULES, RULES_BY_ENDPOINT, rules_table
 
@@ -16,3 +17,8 @@ def test_no_field_has_two_rules() -> None:
     for endpoint in Endpoint:
         named = [rule.name for rule in FIELD_RULES if endpoint in rule.endpoints]
         assert len(named) == len(set(named)) == len(RULES_BY_ENDPOINT[endpoint])
+
+
+def test_every_code_of_an_error_row_is_documented() -> None:
+    documented = "".join((DOCUMENT.parent / name).read_text() for name in ("requests.md", "failures.md"))
+    assert [code.value for code in RequestErrorCode if f"`{code}`" not in documented] == []
