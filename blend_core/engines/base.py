@@ -20,8 +20,8 @@ from blend_core.specs import DeviceProfile, ModelSpec
 class RequestsAdmitted:
     """Requests that are in flight from the next step on, told before anything comes of that step.
 
-    Should the engine die, which is told after it, what was admitted and has not ended is what it may have died
-    of. Told once a request: one that is preempted is not admitted anew.
+    Should the engine die, which is told after it, what was admitted and has not ended is what it may have
+    died of. Told once a request: one that is preempted is not admitted anew.
 
     Attributes:
         seqs: the requests, in the order of their admission.
