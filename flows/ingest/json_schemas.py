@@ -41,7 +41,12 @@ def read_json_schema(name: str, value: object) -> str:
             f"`{name}` is nested too deeply; objects and arrays of a JSON schema may nest "
             f"{MAX_SCHEMA_LEVELS} levels deep."
         )
-    fault = _fault(text)
+    try:
+        fault = _fault(text)
+    except RecursionError:
+        raise _invalid(
+            f"`{name}` is nested too deeply to be checked; give a JSON schema of fewer levels."
+        ) from None
     if fault is not None:
         raise _invalid(f"`{name}` is no JSON schema: {fault}.")
     return text.decode()

@@ -10,7 +10,7 @@ from jsonschema import FormatChecker
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import validator_for
 
-from blend_core.errors import RequestError
+from blend_core.errors import RequestError, RequestErrorCode
 from flows.ingest.json_schemas import MAX_SCHEMA_BYTES, read_json_schema
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
@@ -70,6 +70,20 @@ def test_thousands_of_objects_in_a_list_are_checked_at_once(schema: dict[str, An
     assert (verdict(schema) is None) == is_valid
     # Each compared with each takes half a minute and more.
     assert time.process_time() - started_s < 5
+
+
+def test_a_schema_that_is_too_deep_for_what_is_left_of_the_stack_is_refused() -> None:
+    schema: dict[str, Any] = {"$schema": DRAFT_2019}
+    for _ in range(60):
+        schema = {"$schema": DRAFT_2019, "not": schema}
+
+    def read_at(level: int) -> str:
+        return read_at(level - 1) if level else read_json_schema("schema", schema)
+
+    with pytest.raises(RequestError, match="nested too deeply") as refused:
+        read_at(600)
+    assert refused.value.code is RequestErrorCode.INVALID_SCHEMA
+    assert read_at(0)
 
 
 def test_the_longest_schema_is_checked_in_a_moment() -> None:
