@@ -18,6 +18,7 @@ from flows.wiring import Wiring
 from storage.lost_runs import mark_lost
 from storage.runs import start_run
 from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
+from tests.older_job import make_older
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
@@ -133,6 +134,7 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
 
 def test_a_job_that_nothing_runs_is_told_in_the_list(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=2))
+    make_older(wiring.database, job_id)
     # It may be queued in the Prefect that does not answer.
     assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
@@ -147,6 +149,8 @@ def test_a_job_that_nothing_is_going_to_begin_is_told(
 ) -> None:
     blend = blend_in(tmp_path, os.environ | environment)
     job_id = create_job(wiring, make_job(num_chats=2))
+    assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"], "it was just made"
+    make_older(wiring.database, job_id)
     assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     assert f"Nothing runs it; continue it with: blend run --job-id {job_id}" in blend("status", job_id).stdout
     cancel_job(wiring, job_id, SilentProgress())
