@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -10,6 +11,10 @@ from storage.database import Database
 from storage.job_status import JobStatus
 from storage.runs import RunStatus, is_held
 from storage.schema import batch_job, run
+
+JUST_MADE: Final = timedelta(minutes=1)
+"""Age up to which a job counts as just made: whoever made it is about to begin it or to hand it to Prefect,
+which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,12 @@ def stopped_jobs(db: Database) -> list[StoppedJob]:
 
 
 def unbegun_jobs(db: Database) -> list[StoppedJob]:
-    """Jobs that have not ended and that no run has begun; the oldest first. Somebody may be about to."""
-    return _unended_jobs(db, batch_job.c.current_run_id.is_(None))
+    """Jobs that have not ended and that no run has begun; the oldest first. They may be queued.
+
+    Those that were just made are left out, by the database's clock.
+    """
+    is_new = batch_job.c.created_at > sa.func.clock_timestamp() - JUST_MADE
+    return _unended_jobs(db, batch_job.c.current_run_id.is_(None), ~is_new)
 
 
 def _unended_jobs(db: Database, *which: sa.ColumnElement[bool]) -> list[StoppedJob]:

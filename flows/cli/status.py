@@ -122,12 +122,15 @@ def _status_of_all(*, json: bool) -> None:
         )
 
 
-def _jobs_left(wiring: "Wiring") -> "list[StoppedJob]":
-    """Jobs that have not ended, that nothing runs and that nothing is going to run."""
+def _jobs_left(wiring: "Wiring", job_id: str | None = None) -> "list[StoppedJob]":
+    """Jobs, or that one, that have not ended, that nothing runs and that nothing is going to run."""
     from flows.prefect_queue import queued_jobs
     from storage.lost_runs import stopped_jobs, unbegun_jobs
 
-    stopped, unbegun = stopped_jobs(wiring.database), unbegun_jobs(wiring.database)
+    stopped, unbegun = (
+        [job for job in jobs if job_id in (None, job.job_id)]
+        for jobs in (stopped_jobs(wiring.database), unbegun_jobs(wiring.database))
+    )
     queued = queued_jobs(wiring.endpoints.prefect_api_url) if unbegun else None
     if queued is not None:
         stopped += [job for job in unbegun if job.job_id not in queued]
@@ -173,8 +176,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         engine = latest_run_engine(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
-        is_untold = not job.status.is_end and live is None and run_error is None
-        is_left = is_untold and job_id in {left.job_id for left in _jobs_left(wiring)}
+        is_stopped = not job.status.is_end and bool(_jobs_left(wiring, job_id))
     if json:
         print_json(
             _job_json(job)
@@ -184,6 +186,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_error": run_error,
+                "is_stopped": is_stopped,
                 "held_by": None if live is None else _holder_json(live),
                 "engine_deaths": [death.as_json() for death in deaths],
             }
@@ -214,7 +217,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     if run_error:
         print_line(f"Its latest run failed: {run_error}")
         print_line(f"Continue it with: blend run --job-id {job.job_id}")
-    if is_left:
+    if is_stopped and live is None and not run_error:
         print_line(f"Nothing runs it; continue it with: blend run --job-id {job.job_id}")
     for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):
         print_line(uri)

@@ -1,6 +1,6 @@
 """JSON schemas that answers are to keep to: refused where one is no schema, or too large to generate by."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -41,7 +41,12 @@ def read_json_schema(name: str, value: object) -> str:
             f"`{name}` is nested too deeply; objects and arrays of a JSON schema may nest "
             f"{MAX_SCHEMA_LEVELS} levels deep."
         )
-    fault = _fault(text)
+    try:
+        fault = _fault(text)
+    except RecursionError:
+        raise _invalid(
+            f"`{name}` is nested too deeply to be checked; give a JSON schema of fewer levels."
+        ) from None
     if fault is not None:
         raise _invalid(f"`{name}` is no JSON schema: {fault}.")
     return text.decode()
@@ -68,17 +73,57 @@ def _parts(node: Mapping[str, Any] | list[Any]) -> Any:
 def _fault(text: bytes) -> str | None:
     """What is wrong with a schema, None for a valid one. Kept, since most lines of a file have the same."""
     # Only here: most jobs have no schema.
-    from jsonschema import FormatChecker
-    from jsonschema.exceptions import SchemaError
     from jsonschema.validators import Draft202012Validator, validator_for
 
     schema = msgspec.json.decode(text)
     default = Draft202012Validator
     kind = validator_for(schema, default=default) if isinstance(schema.get("$schema"), str) else default
-    try:
-        # Without formats: a pattern that Python does not know may be one that the engine does.
-        kind.check_schema(schema, format_checker=FormatChecker(formats=()))
-    except SchemaError as error:
-        words = f"{error.json_path}: {error.message}".rstrip(".")
-        return words if len(words) <= _MOST_CHARACTERS else words[:_MOST_CHARACTERS] + "…"
-    return None
+    error = next(_checker_of_schemas(kind).iter_errors(schema), None)
+    if error is None:
+        return None
+    words = f"{error.json_path}: {error.message}".rstrip(".")
+    return words if len(words) <= _MOST_CHARACTERS else words[:_MOST_CHARACTERS] + "…"
+
+
+@lru_cache
+def _checker_of_schemas(kind: Any) -> Any:
+    """What holds schemas against the schema of that kind's schemas, in a time that grows as their length.
+
+    As `kind.check_schema` without formats: a pattern that Python does not know may be one that the engine
+    does.
+    """
+    from jsonschema.validators import SPECIFICATIONS, extend
+    from referencing.jsonschema import specification_with
+
+    # Without `$schema`, where jsonschema would go back to a class of its own.
+    own = SPECIFICATIONS.with_resources(
+        (
+            uri,
+            specification_with(resource.contents["$schema"]).create_resource(
+                _without_kind(resource.contents)
+            ),
+        )
+        for uri, resource in SPECIFICATIONS.items()
+    ).crawl()
+    return extend(kind, {"uniqueItems": _repeated_items})(_without_kind(kind.META_SCHEMA), registry=own)
+
+
+def _without_kind(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != "$schema"}
+
+
+def _repeated_items(_checker: Any, is_asked: bool, items: object, _schema: object) -> Iterator[Exception]:
+    """jsonschema's own compares each object with each: some thousand of them would take minutes."""
+    from jsonschema.exceptions import ValidationError
+
+    if is_asked and isinstance(items, list) and len(set(map(_identity, items))) < len(items):
+        yield ValidationError(f"{items!r} has non-unique elements")
+
+
+def _identity(value: object) -> Hashable:
+    """Equal for JSON values that are equal as JSON Schema has it: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, dict):
+        return frozenset((name, _identity(part)) for name, part in value.items())
+    if isinstance(value, list):
+        return tuple(map(_identity, value))
+    return (bool, value) if isinstance(value, bool) else value

@@ -12,7 +12,6 @@ from flows.ingest.only_new import OnlyNew, source_identities
 from flows.ingest.parse import ParseOptions, json_schema_of, lora_adapter_of
 from flows.ingest.read_ahead import read_ahead
 from flows.ingest.template import RowTemplate, TemplateOptions
-from flows.ingest.values import read_response_format
 from flows.job_parts import RowSource, SqlSource
 from flows.job_spec import BatchJobSpec
 from storage.job_sources import JobSource
@@ -195,28 +194,22 @@ def _open_query(
 
 
 def _row_template(source: RowSource, options: ParseOptions) -> RowTemplate:
-    _check_what_is_asked(source, options)
-    return RowTemplate(
-        TemplateOptions(
-            prompt=source.prompt,
-            system=source.system,
-            id_column=source.id_column or None,
-            max_tokens=source.max_tokens or options.default_max_tokens,
-            temperature=source.temperature,
-            chat_template_kwargs=options.chat_template_kwargs,
-            response_format=source.response_format,
-            lora_adapter=source.lora_adapter,
-        )
-    )
-
-
-def _check_what_is_asked(source: RowSource, options: ParseOptions) -> None:
-    """Checks that the engine has what a source asks for: where not, every row would be at fault."""
-    asked: dict[str, Any] = {"lora_adapter": source.lora_adapter}
-    if source.response_format is not None:
-        asked["response_format"] = read_response_format("response_format", source.response_format)
     try:
-        json_schema_of(asked, options)
-        lora_adapter_of(asked, options)
+        template = RowTemplate(
+            TemplateOptions(
+                prompt=source.prompt,
+                system=source.system,
+                id_column=source.id_column or None,
+                max_tokens=source.max_tokens or options.default_max_tokens,
+                temperature=source.temperature,
+                chat_template_kwargs=options.chat_template_kwargs,
+                response_format=source.response_format,
+                lora_adapter=source.lora_adapter,
+            )
+        )
+        # Where the engine lacks what a source asks for, every row would be at fault.
+        json_schema_of({"response_format": template.json_schema}, options)
+        lora_adapter_of({"lora_adapter": source.lora_adapter}, options)
     except RequestError as error:
         raise ConfigurationError(error.message) from None
+    return template

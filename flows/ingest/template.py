@@ -112,6 +112,7 @@ class RowTemplate:
 
         Raises:
             ConfigurationError: a template has a fault of syntax.
+            RequestError: `response_format` is none.
         """
         environment = _Environment(undefined=_Missing, finalize=_finalize, autoescape=False)
         environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
@@ -136,6 +137,11 @@ class RowTemplate:
                 self._names |= jinja2.meta.find_undeclared_variables(environment.parse(text))
         self._prompt = _compile(environment, "prompt", options.prompt)
         self._system = None if options.system is None else _compile(environment, "system", options.system)
+
+    @property
+    def json_schema(self) -> str | None:
+        """The JSON schema that answers are to keep to, as JSON."""
+        return self._sampling.json_schema
 
     def columns_read(self, columns: Iterable[str]) -> list[str]:
         """Those of a table's columns that the templates may ask for, and the id column."""

@@ -18,6 +18,7 @@ from flows.wiring import Wiring
 from storage.lost_runs import mark_lost
 from storage.runs import start_run
 from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
+from tests.older_job import make_older
 
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.slow]
 
@@ -133,11 +134,13 @@ def test_a_run_of_a_job_that_was_cancelled_is_no_success(blend: Blend, wiring: W
 
 def test_a_job_that_nothing_runs_is_told_in_the_list(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=2))
+    make_older(wiring.database, job_id)
     # It may be queued in the Prefect that does not answer.
     assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
     mark_lost(wiring.database, run.run_id)
     assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
+    assert json.loads(blend("status", job_id, "--json").stdout)["is_stopped"]
     assert f"Nothing runs job {job_id}" in blend("status").stdout
     cancel_job(wiring, job_id, SilentProgress())
 
@@ -147,7 +150,10 @@ def test_a_job_that_nothing_is_going_to_begin_is_told(
 ) -> None:
     blend = blend_in(tmp_path, os.environ | environment)
     job_id = create_job(wiring, make_job(num_chats=2))
+    assert job_id not in json.loads(blend("status", "--json").stdout)["stopped_jobs"], "it was just made"
+    make_older(wiring.database, job_id)
     assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
+    assert json.loads(blend("status", job_id, "--json").stdout)["is_stopped"]
     assert f"Nothing runs it; continue it with: blend run --job-id {job_id}" in blend("status", job_id).stdout
     cancel_job(wiring, job_id, SilentProgress())
 
@@ -163,7 +169,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     spec = make_job(num_chats=1)
     waiting = create_job(wiring, spec)
     told = json.loads(blend("status", waiting, "--json").stdout)
-    assert (told["held_by"], told["engine"]) == (None, None)
+    assert (told["held_by"], told["engine"], told["is_stopped"]) == (None, None, False)
 
     live, text = held_by(holder_details(), waiting)
     assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])

@@ -12,6 +12,17 @@ DEFAULT_MAX_LORA_RANK: Final = 16
 """vLLM's own, where `max_lora_rank` is not given."""
 
 _CONFIG: Final = "adapter_config.json"
+_MODULES_TO_SAVE: Final = ("classifier", "score")
+# Only where training began: what it came to is a plain adapter.
+_PLAIN_INITS: Final = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+_KINDS: Final = {
+    "use_dora": "a DoRA adapter",
+    "lora_bias": "an adapter with biases of its own (`lora_bias`)",
+    "alora_invocation_tokens": "an Activated LoRA adapter (`alora_invocation_tokens`)",
+    "layer_replication": "an adapter that repeats layers (`layer_replication`)",
+    "use_bdlora": "a block-diagonal adapter (`use_bdlora`)",
+    "use_qalora": "a QALoRA adapter",
+}
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
 
@@ -22,8 +33,8 @@ def check_adapter_folders(options: Mapping[str, Any]) -> None:
         options: vLLM's options and ours by name, as they are passed.
 
     Raises:
-        ConfigurationError: one is not there, lacks its configuration or its weights, or is of a higher rank
-            than `max_lora_rank`; names adapter and folder.
+        ConfigurationError: one is not there, lacks its configuration or its weights, is of a higher rank
+            than `max_lora_rank`, or of a kind that vLLM does not serve; names adapter and folder.
     """
     max_rank = options.get("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     for name, folder in options.get("lora_adapters", {}).items():
@@ -49,6 +60,29 @@ def _fault(folder: Path, max_rank: int) -> str | None:
             f"is of rank {max(ranks)}, and `max_lora_rank` is {max_rank}; set the vLLM option "
             f"`max_lora_rank` to at least {max(ranks)}"
         )
+    unserved = _unserved(config)
+    if unserved is not None:
+        return f"is {unserved}, which vLLM does not serve; train or export it as a plain LoRA adapter"
     if not any((folder / weights).is_file() for weights in _WEIGHTS):
         return f"holds no {_WEIGHTS[0]}; name the folder that does"
+    return None
+
+
+def _unserved(config: Mapping[str, Any]) -> str | None:
+    """What an adapter is that vLLM refuses, None for one that it takes: as `PEFTHelper.validate_legal` of
+    vLLM 0.32 has it."""
+    for name, kind in _KINDS.items():
+        if config.get(name):
+            return kind
+    if config.get("bias", "none") != "none":
+        return f"an adapter that trained biases (`bias` {config['bias']!r})"
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.lower() not in _PLAIN_INITS:
+        return f"an adapter whose training altered the base model (`init_lora_weights` {init!r})"
+    saved = config.get("modules_to_save") or []
+    others = [name for name in saved if name not in _MODULES_TO_SAVE] if isinstance(saved, list) else [saved]
+    if others:
+        return (
+            f"an adapter that comes with modules of its own (`modules_to_save` {', '.join(map(str, others))})"
+        )
     return None

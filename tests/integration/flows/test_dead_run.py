@@ -17,6 +17,7 @@ from storage.job_status import JobStatus
 from storage.jobs import create_job, request_cancel, set_job_status
 from storage.lost_runs import live_run, mark_lost, stopped_jobs, unbegun_jobs
 from storage.runs import Run, heartbeat, start_run
+from tests.older_job import make_older
 
 pytestmark = pytest.mark.postgres
 
@@ -175,6 +176,9 @@ def test_a_job_that_was_begun_and_that_nothing_runs_is_found(db: Database, job_i
     def is_unbegun() -> bool:
         return job_id in {job.job_id for job in unbegun_jobs(db)}
 
+    # Whoever made it is about to begin it.
+    assert (is_stopped(), is_unbegun()) == (False, False)
+    make_older(db, job_id)
     # One that waits for its first run may be queued.
     assert (is_stopped(), is_unbegun()) == (False, True)
     first = hold_elsewhere(db, job_id, lease_s=30)

@@ -48,3 +48,40 @@ def test_a_rank_above_the_highest_is_told_with_the_option_that_raises_it(tmp_pat
     assert "is of rank 32, and `max_lora_rank` is 16" in refusal(adapter(tmp_path, {"r": 32}))
     options = adapter(tmp_path, {"r": 8, "rank_pattern": {"q_proj": 64}}) | {"max_lora_rank": 32}
     assert "set the vLLM option `max_lora_rank` to at least 64" in refusal(options)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"use_dora": True}, "is a DoRA adapter, which vLLM does not serve"),
+        ({"bias": "lora_only"}, "(`bias` 'lora_only')"),
+        ({"bias": None}, "(`bias` None)"),
+        ({"lora_bias": True}, "`lora_bias`"),
+        (
+            {"modules_to_save": ["score", "embed_tokens", "lm_head"]},
+            "`modules_to_save` embed_tokens, lm_head",
+        ),
+        ({"modules_to_save": "score"}, "`modules_to_save` score"),
+        ({"init_lora_weights": "pissa_niter_16"}, "`init_lora_weights` 'pissa_niter_16'"),
+        ({"alora_invocation_tokens": [1]}, "an Activated LoRA adapter"),
+        ({"layer_replication": [[0, 4]]}, "`layer_replication`"),
+        ({"use_bdlora": {"nblocks": 2}}, "`use_bdlora`"),
+        ({"use_qalora": True}, "a QALoRA adapter"),
+    ],
+)
+def test_an_adapter_of_a_kind_that_vllm_refuses_is_told(
+    tmp_path: Path, own: dict[str, Any], told: str
+) -> None:
+    assert told in refusal(adapter(tmp_path, {"r": 8} | own))
+
+
+def test_what_vllm_takes_of_these_kinds_is_let_through(tmp_path: Path) -> None:
+    plain = {
+        "use_dora": False,
+        "bias": "none",
+        "lora_bias": False,
+        "modules_to_save": ["classifier", "score"],
+    }
+    unset = {"alora_invocation_tokens": None, "layer_replication": None, "use_qalora": False}
+    for init in (True, False, None, "gaussian", "EVA"):
+        check_adapter_folders(adapter(tmp_path, {"r": 8, "init_lora_weights": init} | plain | unset))

@@ -1,0 +1,93 @@
+"""JSON schemas are checked as jsonschema's own check has it, in a time that grows as their length."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import FormatChecker
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+
+from blend_core.errors import RequestError, RequestErrorCode
+from flows.ingest.json_schemas import MAX_SCHEMA_BYTES, read_json_schema
+
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
+DRAFTS = [
+    "http://json-schema.org/draft-03/schema#",
+    DRAFT_4,
+    "http://json-schema.org/draft-06/schema#",
+    "http://json-schema.org/draft-07/schema#",
+    DRAFT_2019,
+    "https://json-schema.org/draft/2020-12/schema",
+]
+
+# Few values, so that lists often repeat one.
+items = st.recursive(
+    st.sampled_from([None, True, False, 0, 1, 1.0, "string", "object"]),
+    lambda part: st.lists(part, max_size=2) | st.dictionaries(st.sampled_from("ab"), part, max_size=2),
+    max_leaves=4,
+)
+lists = st.lists(items, max_size=4)
+keywords = st.fixed_dictionaries({}, optional={"type": lists, "enum": lists, "required": lists})
+
+
+def plain_verdict(schema: dict[str, Any]) -> str | None:
+    try:
+        validator_for(schema).check_schema(schema, format_checker=FormatChecker(formats=()))
+    except SchemaError as error:
+        return f"{error.json_path}: {error.message}"
+    return None
+
+
+def verdict(schema: dict[str, Any]) -> str | None:
+    try:
+        read_json_schema("schema", schema)
+    except RequestError as error:
+        return error.message.removeprefix("`schema` is no JSON schema: ").removesuffix(".")
+    return None
+
+
+@given(st.sampled_from(DRAFTS), st.dictionaries(st.sampled_from(["properties", "not"]), keywords) | keywords)
+def test_the_check_is_that_of_the_drafts_own(draft: str, schema: dict[str, Any]) -> None:
+    schema = {"$schema": draft} | schema
+    plain, own = plain_verdict(schema), verdict(schema)
+    assert (own is None) == (plain is None)
+    if own is not None and plain is not None:
+        assert plain.startswith(own.removesuffix("…"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_valid"),
+    [({"type": []}, False), ({"$schema": DRAFT_4, "enum": []}, True), ({"required": []}, False)],
+)
+def test_thousands_of_objects_in_a_list_are_checked_at_once(schema: dict[str, Any], is_valid: bool) -> None:
+    name = next(name for name in schema if name != "$schema")
+    schema = schema | {name: [{"a": number} for number in range(5_000)]}
+    started_s = time.process_time()
+    assert (verdict(schema) is None) == is_valid
+    # Each compared with each takes half a minute and more.
+    assert time.process_time() - started_s < 5
+
+
+def test_a_schema_that_is_too_deep_for_what_is_left_of_the_stack_is_refused() -> None:
+    schema: dict[str, Any] = {"$schema": DRAFT_2019}
+    for _ in range(60):
+        schema = {"$schema": DRAFT_2019, "not": schema}
+
+    def read_at(level: int) -> str:
+        return read_at(level - 1) if level else read_json_schema("schema", schema)
+
+    with pytest.raises(RequestError, match="nested too deeply") as refused:
+        read_at(600)
+    assert refused.value.code is RequestErrorCode.INVALID_SCHEMA
+    assert read_at(0)
+
+
+def test_the_longest_schema_is_checked_in_a_moment() -> None:
+    schema = {"properties": {f"field_{number}": {"type": "string"} for number in range(2_100)}}
+    started_s = time.process_time()
+    assert len(read_json_schema("schema", schema)) > MAX_SCHEMA_BYTES * 0.9
+    assert time.process_time() - started_s < 5
