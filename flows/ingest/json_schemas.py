@@ -31,7 +31,13 @@ def read_json_schema(name: str, value: object) -> str:
             value = None
     if not isinstance(value, dict):
         raise _invalid(f"`{name}` must be a JSON schema, an object.")
-    text = msgspec.json.encode(value)
+    try:
+        text = msgspec.json.encode(value)
+    except (TypeError, RecursionError):
+        # From YAML, where names need be no texts, and a value may hold itself.
+        raise _invalid(
+            f"`{name}` is no JSON schema: its names must be texts, and no part may hold itself."
+        ) from None
     if len(text) > MAX_SCHEMA_BYTES:
         raise _invalid(
             f"`{name}` is a JSON schema of {len(text):,} bytes; at most {MAX_SCHEMA_BYTES:,} are taken."
@@ -77,7 +83,10 @@ def _fault(text: bytes) -> str | None:
 
     schema = msgspec.json.decode(text)
     default = Draft202012Validator
-    kind = validator_for(schema, default=default) if isinstance(schema.get("$schema"), str) else default
+    try:
+        kind = validator_for(schema, default=default) if isinstance(schema.get("$schema"), str) else default
+    except ValueError as address_error:
+        return f"its `$schema` is no address ({address_error})"
     error = next(_checker_of_schemas(kind).iter_errors(schema), None)
     if error is None:
         return None

@@ -116,7 +116,8 @@ class AdmissionQueue:
                 continue
             if not self._waiting.release(seq) and seq in queued:
                 self._on_their_way.add(seq)
-            self._preempted.pop(seq, None)
+            # Of those that wait, what had started ends here; others may go to another rank.
+            self._num_finished += self._preempted.pop(seq, None) is not None
             self.flight.forget(seq)
             self.policy.finished(seq, 0)
 

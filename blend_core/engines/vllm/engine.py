@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class VllmEngine:
         self._elapsed = elapsed
         self._opened: Any = None
         self._run: Any = None
+        self._events: Generator[EngineEvent] | None = None
 
     def open(self) -> EngineInfo:
         """Loads vLLM and the model; a second call returns the same facts.
@@ -65,13 +66,16 @@ class VllmEngine:
         return info
 
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
-        """Runs everything in the source; see `Engine.run`."""
+        """Runs everything in the source; see `Engine.run`. A run that is not over is given up."""
         if self._opened is None:
             raise EngineError("The engine is not open; call open() before run().")
         from blend_core.engines.vllm.run import Run
 
+        if self._events is not None:
+            self._events.close()
         self._run = Run(self._opened, source, self._now, self._elapsed)
-        events: Iterator[EngineEvent] = self._run.events()
+        events: Generator[EngineEvent] = self._run.events()
+        self._events = events
         return events
 
     def close(self) -> None:

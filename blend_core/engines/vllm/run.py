@@ -1,6 +1,6 @@
 """One run on an opened vLLM: requests from a source in a bounded window, events as they happen."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +89,7 @@ class Run:
         self.num_steps = 0
         self._number = opened.core.start(opened.options.policy, plan)
 
-    def events(self) -> Iterator[EngineEvent]:
+    def events(self) -> Generator[EngineEvent]:
         """Runs until no request is left.
 
         Raises:

@@ -121,12 +121,16 @@ def test_what_is_withdrawn_together_with_a_revision_does_not_come_back(
     assert_nothing_is_left(either_engine)
 
 
-def test_a_run_that_is_given_up_leaves_nothing_to_the_next(either_engine: VllmEngine) -> None:
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_run_that_is_given_up_leaves_nothing_to_the_next(
+    either_engine: VllmEngine, is_closed: bool
+) -> None:
     given_up = either_engine.run(Block32Source([request(seq, range(3, 60), LONG) for seq in range(40)]))
     for event in given_up:
         if isinstance(event, RequestsAdmitted):
             break
-    given_up.close()
+    if is_closed:
+        given_up.close()
     requests = random_requests(30)
 
     outcome = run_on(either_engine, Block32Source(requests))

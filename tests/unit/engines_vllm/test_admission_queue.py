@@ -278,6 +278,24 @@ def test_what_is_withdrawn_and_then_preempted_does_not_come_back(policy):
     assert scheduler.queue.is_idle()
 
 
+def test_what_is_withdrawn_while_it_waits_has_ended_where_it_had_started():
+    job = random_job(7, num_requests=8, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14, max_num_seqs=3)
+    checked = start(scheduler, job)
+    waiting = [scheduler.add(one) for one in requests_of(job)]
+    for request in waiting:
+        request.longest = 30
+    while not checked.num_preempted:
+        scheduler.step()
+    scheduler.queue.take_num_finished()
+    (preempted,) = checked._preempted
+    never_started = next(one for one in range(8) if waiting[one].status == "waiting")
+
+    scheduler.control.withdraw([preempted, never_started], [preempted, never_started])
+
+    assert scheduler.queue.take_num_finished() == 1
+
+
 def test_a_run_begins_once_vllm_has_let_go_of_the_one_before(monkeypatch):
     job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
     scheduler = FakeScheduler()

@@ -91,3 +91,18 @@ def test_the_longest_schema_is_checked_in_a_moment() -> None:
     started_s = time.process_time()
     assert len(read_json_schema("schema", schema)) > MAX_SCHEMA_BYTES * 0.9
     assert time.process_time() - started_s < 5
+
+
+@pytest.mark.parametrize("address", ["http://[", "https://[json-schema.org]/draft", "http://a\uff03b"])
+def test_an_address_of_no_kind_of_schema_is_that_requests_fault(address: str) -> None:
+    with pytest.raises(RequestError, match=r"its `\$schema` is no address") as raised:
+        read_json_schema("schema", {"$schema": address, "type": "object"})
+    assert raised.value.code is RequestErrorCode.INVALID_SCHEMA
+
+
+def test_what_yaml_can_write_and_json_cannot_is_no_schema() -> None:
+    itself: dict[str, Any] = {"type": "object"}
+    itself["properties"] = itself
+    for schema in ({"properties": {None: {"type": "string"}}}, itself):
+        with pytest.raises(RequestError, match="names must be texts, and no part may hold itself"):
+            read_json_schema("schema", schema)
