@@ -61,7 +61,7 @@ def engine(
 
     With --engine vllm the same file goes through `vllm run-batch`, too, with scarce KV and with ample, in
     rounds that take turns, each run in a process of its own: ten of them a round. The seven rounds of the
-    default took 74 minutes on two cores; --rounds 1 tells the order of the ways, and no ranges.
+    default took 61 minutes on two cores; --rounds 1 tells the order of the ways, and no ranges.
 
     \b
     Example:
