@@ -52,9 +52,7 @@ _PARENT_POLL_S = 0.5
 
 def main(channel_fd: int, lifeline_fd: int) -> None:
     """Opens the engine that the parent names and runs what it asks for, until the parent is gone."""
-    threading.Thread(
-        target=end_with_parent, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
-    ).start()
+    end_with_parent(lifeline_fd)
     channel = _Channel(Connection(channel_fd))
     try:
         engine = _open(channel)
@@ -100,8 +98,19 @@ class _Channel:
             raise _ParentGoneError from None
 
 
-def end_with_parent(lifeline_fd: int, parent_pid: int) -> None:
-    """Waits for the parent's end, then kills this process group, which must not be the parent's.
+def end_with_parent(lifeline_fd: int) -> None:
+    """From now on a thread waits for the parent's end and kills this process group, not the parent's own.
+
+    Args:
+        lifeline_fd: of a pipe whose other end the parent holds.
+    """
+    threading.Thread(
+        target=_wait_for_parents_end, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
+    ).start()
+
+
+def _wait_for_parents_end(lifeline_fd: int, parent_pid: int) -> None:
+    """Waits for the parent's end, then kills this process group.
 
     The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The
     kernel's parent-death signal is no substitute: it is tied to the thread that started the process, and it

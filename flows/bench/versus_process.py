@@ -6,9 +6,7 @@ standard input is that of its parent, and then its own and that of all it starte
 
 import asyncio
 import json
-import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -247,7 +245,5 @@ def _run_policy(run: VersusRun) -> RunFigures:
 
 
 if __name__ == "__main__":
-    threading.Thread(
-        target=end_with_parent, args=(sys.stdin.fileno(), os.getppid()), name="lifeline", daemon=True
-    ).start()
+    end_with_parent(sys.stdin.fileno())
     main(Path(sys.argv[1]))
