@@ -168,9 +168,7 @@ class AdmissionQueue:
             # It does not come back.
             self._waiting.blocks_changed()
             self._num_preempted += 1
-            self._num_finished += 1
-            self.policy.finished(seq, self._num_answer_tokens(seq, self.flight.leave(seq)))
-            self._waiting.add_released(request)
+            self._waiting.add_released(self._end(seq))
             return
         if seq in self.flight:
             self._preempted[seq] = self.flight.preempt(seq)
@@ -271,11 +269,7 @@ class AdmissionQueue:
         if not ended:
             return []
         self._waiting.blocks_changed()
-        self._num_finished += len(ended)
-        requests = [self.flight.leave(seq) for seq in ended]
-        for seq, request in zip(ended, requests, strict=True):
-            self.policy.finished(seq, self._num_answer_tokens(seq, request))
-        return requests
+        return [self._end(seq) for seq in ended]
 
     def take_admitted(self) -> tuple[tuple[int, ...], int]:
         """Seqs in flight for the first time since the last call, and how many of their tokens were cached."""
@@ -303,6 +297,13 @@ class AdmissionQueue:
         waiting = self._waiting
         taken, waiting.asked_in_vain = waiting.asked_in_vain, False
         return taken
+
+    def _end(self, seq: int) -> Any:
+        """A request in flight has ended; returns it."""
+        request = self.flight.leave(seq)
+        self._num_finished += 1
+        self.policy.finished(seq, self._num_answer_tokens(seq, request))
+        return request
 
     def _num_answer_tokens(self, seq: int, request: Any) -> int:
         if seq in self._withdrawn:

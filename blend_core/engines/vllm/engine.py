@@ -136,7 +136,7 @@ class VllmEngine:
                 limits=core.control.limits(),
                 details=_details(options, found.version, dtype, config),
             )
-        except BaseException:
+        except BaseException:  # an interrupt as well: vLLM's processes would go on
             core.close()
             raise
         return OpenedVllm(info, core, options, int(config.model_config.max_model_len))
