@@ -90,14 +90,34 @@ def test_a_core_of_its_own_answers_dies_with_its_suspects_told_and_leaves_nothin
         process.close()
 
 
-class DyingRemote:
-    """A scheduler's process that died after it had told of an admission, which nobody has read."""
+class Remote:
+    """A scheduler's process that is never sent a request; it knows only what a run tells it.
+
+    Attributes:
+        waiting: what it would name next.
+    """
+
+    def __init__(self, num_requests: int) -> None:
+        self.waiting = list(range(num_requests))
 
     def start(self, policy: str, plan: Plan) -> int:
         return 1
 
     def upcoming(self, num_requests: int) -> list[int]:
-        return [0, 1]
+        return self.waiting[:num_requests]
+
+    def withdraw(self, seqs: list[int], queued: list[int]) -> None:
+        self.waiting = [seq for seq in self.waiting if seq not in seqs]
+
+    def reports(self, timeout_s: float = 0.0) -> Iterator[Admitted]:
+        yield from ()
+
+    def tell_all(self) -> None:
+        pass
+
+
+class DyingRemote(Remote):
+    """A scheduler's process that died after it had told of an admission, which nobody has read."""
 
     def withdraw(self, seqs: list[int], queued: list[int]) -> None:
         raise EngineDiedError("The scheduler is gone.")
@@ -130,7 +150,7 @@ def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngi
     llm_engine = SimpleNamespace(
         engine_core=SimpleNamespace(outputs_queue=outputs), add_request=add_request, step=step
     )
-    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote()))
+    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote(2)))
     opened = replace(engine_apart._opened, core=core)
     source = Block32Source([request(seq, range(3, 9)) for seq in range(2)])
     outcome = Outcome()
@@ -141,32 +161,6 @@ def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngi
 
     assert outcome.admitted == [0]
     assert not answers, "what it had answered was read"
-
-
-class Remote:
-    """A scheduler's process that is never sent a request; it knows only what a run tells it.
-
-    Attributes:
-        waiting: what it would name next.
-    """
-
-    def __init__(self, num_requests: int) -> None:
-        self.waiting = list(range(num_requests))
-
-    def start(self, policy: str, plan: Plan) -> int:
-        return 1
-
-    def upcoming(self, num_requests: int) -> list[int]:
-        return self.waiting[:num_requests]
-
-    def withdraw(self, seqs: list[int], queued: list[int]) -> None:
-        self.waiting = [seq for seq in self.waiting if seq not in seqs]
-
-    def reports(self, timeout_s: float = 0.0) -> Iterator[Admitted]:
-        yield from ()
-
-    def tell_all(self) -> None:
-        pass
 
 
 def test_what_the_core_cannot_even_queue_fails_and_is_not_named_again(engine_apart: VllmEngine) -> None:
