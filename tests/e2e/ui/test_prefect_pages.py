@@ -21,11 +21,22 @@ from storage.results import counts, iter_results
 pytestmark = [pytest.mark.postgres, pytest.mark.s3, pytest.mark.prefect, pytest.mark.slow]
 
 RUN_ENDS_MS = 180_000
+# The server makes the runs of a schedule once a minute, where it missed the first seconds of the deployment;
+# a page that was open before then does not look again.
+SERVER_SCHEDULES_S = 180.0
 
 
 def deployment_id(page: Page, stack: Stack, name: str) -> str:
     found = page.request.post(f"{stack.ui_url}/api/deployments/filter", data={}).json()
     return next(str(entry["id"]) for entry in found if entry["name"] == name)
+
+
+def has_scheduled_run(page: Page, stack: Stack, deployment: str) -> bool:
+    of_deployment = {
+        "deployments": {"id": {"any_": [deployment]}},
+        "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
+    }
+    return bool(page.request.post(f"{stack.ui_url}/api/flow_runs/filter", data=of_deployment).json())
 
 
 def ad_hoc_form(page: Page, stack: Stack) -> RunForm:
@@ -194,7 +205,9 @@ def test_a_job_without_a_source_fails_with_the_sentence_that_says_what_to_give(
 def test_the_nightly_schedule_is_shown_and_can_be_paused_and_resumed(
     page: Page, stack: Stack, camera: Camera
 ) -> None:
-    page.goto(f"{stack.ui_url}/deployments/deployment/{deployment_id(page, stack, 'nightly')}")
+    nightly = deployment_id(page, stack, "nightly")
+    wait_until(lambda: has_scheduled_run(page, stack, nightly), timeout_s=SERVER_SCHEDULES_S)
+    page.goto(f"{stack.ui_url}/deployments/deployment/{nightly}")
 
     schedule = page.get_by_text("At 02:30 AM every day").first
     in_full = page.get_by_text("At 02:30 AM every day (Europe/Berlin)")
