@@ -13,11 +13,13 @@ The calls of one step, in order::
     ...one forward pass...
     policy.decoding(seq)                          # for each prompt that was completed in this step
     policy.advanced(1)                            # requests that decoded BEFORE this step grew by one
+    policy.prepare()                              # if the engine has something to wait for here
     policy.finished(seq, ...)                     # for each request that ended in this step, 0: no answer
     policy.preempted(seq)                         # whenever the engine had to take a request's blocks away
 
 The request whose prompt completes in a step gets its first output token from that same step; `decoding` says
-so, and `advanced` counts only the ones after it.
+so, and `advanced` counts only the ones after it. An engine that learns later than it schedules what ends may
+call `decoding` and `advanced` as soon as it has scheduled a step, and `prepare` while it is computed.
 """
 
 from abc import ABC, abstractmethod
@@ -161,6 +163,13 @@ class AdmissionPolicy(ABC):
     @abstractmethod
     def advanced(self, num_steps: int) -> None:
         """Every decoding request grew by `num_steps` output tokens: one call per step, or per jump."""
+
+    def prepare(self) -> None:  # noqa: B027  # most policies have nothing to prepare
+        """Does now what the next `begin_step` would take long over, as far as it can be done before it.
+
+        For engines that have time here: requests that end in this step still count as in flight. Where it is
+        not called, decisions may be others by that, and by nothing else.
+        """
 
     @abstractmethod
     def finished(self, seq: int, num_output_tokens: int) -> None:

@@ -87,8 +87,7 @@ class DensityMatchedPolicy(QueuedPolicy):
         """
         num_tokens_at_most = super().begin_step(view)
         ledger = self._ledger
-        if ledger.clock >= self._refresh_at:
-            self._refresh()
+        self.prepare()
         self._look_ahead.projection.advance(ledger.clock)
         left = self._left_head()
         # Half of what a step can do, so that what was saved in one fits the next.
@@ -178,6 +177,11 @@ class DensityMatchedPolicy(QueuedPolicy):
         """Every decoding request grew by `num_steps` output tokens."""
         self._ledger.advance(num_steps)
         self._decode_kv_tokens += self._num_decoding * num_steps
+
+    def prepare(self) -> None:
+        """Makes sums anew if they are due."""
+        if self._ledger.clock >= self._refresh_at:
+            self._refresh()
 
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """The request ended, or left the queue; the length of one that ran tells something of its kind."""

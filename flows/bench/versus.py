@@ -53,7 +53,8 @@ class VersusFigures:
         process_s: the whole process, loading the model included.
         prefix_sharing: share of prompt tokens that came from the cache.
         num_preempted: preemptions.
-        added_s_per_step: mean time of our part of the scheduler in a step.
+        added_s_per_step: what a step waits for our part of the scheduler, in the mean.
+        beside_s_per_step: what that part does while the step is computed.
     """
 
     name: str
@@ -65,6 +66,7 @@ class VersusFigures:
     prefix_sharing: float
     num_preempted: int
     added_s_per_step: float
+    beside_s_per_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,4 +245,5 @@ def _summary(
         prefix_sharing=median(figures.prefix_sharing for figures in runs),
         num_preempted=round(median(figures.num_preempted for figures in runs)),
         added_s_per_step=median(figures.added_s_per_step for figures in runs),
+        beside_s_per_step=median(figures.beside_s_per_step for figures in runs),
     )

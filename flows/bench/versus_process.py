@@ -79,7 +79,8 @@ class RunFigures:
             are not in it.
         prefix_sharing: share of prompt tokens that came from the cache.
         num_preempted: preemptions.
-        added_s_per_step: mean time of our part of the scheduler.
+        added_s_per_step: what a step waits for our part of the scheduler, in the mean.
+        beside_s_per_step: what that part does while the step is computed.
     """
 
     num_prompt_tokens: int
@@ -88,6 +89,7 @@ class RunFigures:
     prefix_sharing: float
     num_preempted: int
     added_s_per_step: float
+    beside_s_per_step: float
 
 
 def main(path: Path) -> None:
@@ -161,6 +163,7 @@ def _run_batch(run: VersusRun) -> RunFigures:
         prefix_sharing=counted["vllm:prefix_cache_hits_total"] / counted["vllm:prefix_cache_queries_total"],
         num_preempted=int(counted["vllm:num_preemptions_total"]),
         added_s_per_step=0.0,
+        beside_s_per_step=0.0,
     )
 
 
@@ -241,6 +244,7 @@ def _run_policy(run: VersusRun) -> RunFigures:
         prefix_sharing=num_cached / num_prompt,
         num_preempted=num_preempted,
         added_s_per_step=engine.added_s / engine.num_steps,
+        beside_s_per_step=engine.beside_s / engine.num_steps,
     )
 
 

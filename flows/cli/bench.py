@@ -123,6 +123,7 @@ def _versus(model: str | None, num_requests: int | None, num_rounds: int, *, jso
             "prefix sharing",
             "preempted",
             "added",
+            "beside",
         ),
         [
             (
@@ -137,6 +138,7 @@ def _versus(model: str | None, num_requests: int | None, num_rounds: int, *, jso
                 f"{run.prefix_sharing:.1%}",
                 run.num_preempted,
                 f"{run.added_s_per_step * 1e3:.3f} ms",
+                f"{run.beside_s_per_step * 1e3:.3f} ms",
             )
             for setting in figures.settings
             for run in setting.runs

@@ -90,6 +90,10 @@ class CheckedPolicy(AdmissionPolicy):
         assert num_steps >= 1
         self._inner.advanced(num_steps)
 
+    def prepare(self):
+        self._inner.prepare()
+        self._check_ledger()
+
     def finished(self, seq, num_output_tokens):
         if seq in self._ended:
             # Withdrawn when it had ended already: that changes nothing.

@@ -33,10 +33,12 @@ class _Running:
 class FakeEngine:
     """Runs a source under a policy and yields endings. Counts by the letter of `StepWindow` in `counts`.
 
-    It knows `num_upcoming` requests ahead; the others are not ready.
+    It knows `num_upcoming` requests ahead; the others are not ready. With `prepares` it has time for the
+    policy while a step is computed.
     """
 
-    def __init__(self, limits, num_upcoming=8):
+    def __init__(self, limits, num_upcoming=8, *, prepares=False):
+        self._prepares = prepares
         self._limits = limits
         self._num_upcoming = num_upcoming
         self._empty = [_Block() for _ in range(limits.num_blocks)]
@@ -120,6 +122,8 @@ class FakeEngine:
             running.is_decoding = True
             policy.decoding(running.request.seq)
         policy.advanced(1)
+        if self._prepares:
+            policy.prepare()
         for running in decoding + completed:
             running.add_token()
         for running in [*self._running]:

@@ -18,9 +18,12 @@ from blend_core.policies.factory import POLICY_NAMES, make_policy
     num_blocks=st.integers(5, 24),
     max_num_seqs=st.integers(1, 8),
     budget=st.integers(8, 24),
+    prepares=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_revisions_and_withdrawals_lose_nothing(policy_name, data, job, num_blocks, max_num_seqs, budget):
+def test_revisions_and_withdrawals_lose_nothing(
+    policy_name, data, job, num_blocks, max_num_seqs, budget, prepares
+):
     limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
     names = list(range(len(job.prompts)))
     lead = data.draw(st.sets(st.sampled_from(names)), label="lead")
@@ -38,6 +41,6 @@ def test_revisions_and_withdrawals_lose_nothing(policy_name, data, job, num_bloc
         return CheckedPolicy(make_policy(policy_name, plan, limits), plan, limits, outliving)
 
     source = ListSource(job, job.plan(lead=lead), revisions, withdrawals)
-    ended = [event.seq for event in FakeEngine(limits).run(source, make)]
+    ended = [event.seq for event in FakeEngine(limits, prepares=prepares).run(source, make)]
     assert len(ended) == len(set(ended))
     assert set(ended) | withdrawn == set(names)

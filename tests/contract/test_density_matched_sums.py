@@ -78,9 +78,10 @@ class RecountedPolicy(CheckedPolicy):
     num_blocks=st.integers(5, 24),
     max_num_seqs=st.integers(1, 8),
     budget=st.integers(8, 24),
+    prepares=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget):
+def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget, prepares):
     limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
     names = list(range(len(job.prompts)))
     revisions = {}
@@ -96,4 +97,5 @@ def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_se
         return RecountedPolicy(make_policy("density_matched", plan, limits), plan, limits, names)
 
     lead = data.draw(st.sets(st.sampled_from(names)))
-    list(FakeEngine(limits).run(ListSource(job, job.plan(lead=lead), revisions, withdrawals), make))
+    source = ListSource(job, job.plan(lead=lead), revisions, withdrawals)
+    list(FakeEngine(limits, prepares=prepares).run(source, make))

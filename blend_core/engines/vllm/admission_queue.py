@@ -239,8 +239,11 @@ class AdmissionQueue:
         return budget if self.flight.num_decoding else max(budget, 1)
 
     def end_step(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts | None:
-        """Tells the policy what vLLM has scheduled, `total` tokens; None where it is nothing."""
-        self._settle(num_scheduled_tokens)
+        """Tells the policy what vLLM has scheduled, `total` tokens; None where it is nothing.
+
+        Between `take_admitted` and what changes a request of the step next: the step's own outcome, or that
+        of the step before it.
+        """
         if total == 0:
             return None
         num_decoding = self.flight.num_decoding
@@ -258,6 +261,7 @@ class AdmissionQueue:
             if self._num_unheard_tokens >= num_decoding:
                 self._num_unheard_tokens -= num_decoding
                 self.policy.advanced(1)
+        self.policy.prepare()
         return counts
 
     def reconcile(self, finished_ids: Collection[str]) -> list[Any]:
@@ -271,8 +275,12 @@ class AdmissionQueue:
         self._waiting.blocks_changed()
         return [self._end(seq) for seq in ended]
 
-    def take_admitted(self) -> tuple[tuple[int, ...], int]:
-        """Seqs in flight for the first time since the last call, and how many of their tokens were cached."""
+    def take_admitted(self, num_scheduled_tokens: Mapping[str, int]) -> tuple[tuple[int, ...], int]:
+        """Seqs that a step is the first to compute, and how many of their tokens were cached.
+
+        Asked once of each step that vLLM has scheduled, by what it has scheduled.
+        """
+        self._settle(num_scheduled_tokens)
         taken = tuple(self._admitted), self._num_cached_tokens
         self._admitted, self._num_cached_tokens = [], 0
         return taken

@@ -26,7 +26,8 @@ class VllmEngine:
     environment once.
 
     Attributes:
-        added_s: what our part of vLLM's scheduler took, over all steps of the latest run.
+        added_s: what steps waited for our part of vLLM's scheduler, over all of the latest run.
+        beside_s: what it took beside that, while steps were computed.
         num_steps: those steps.
     """
 
@@ -88,6 +89,11 @@ class VllmEngine:
     def added_s(self) -> float:
         """See the class."""
         return 0.0 if self._run is None else float(self._run.added_s)
+
+    @property
+    def beside_s(self) -> float:
+        """See the class."""
+        return 0.0 if self._run is None else float(self._run.beside_s)
 
     @property
     def num_steps(self) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from blend_core.policies.base import Side
+from blend_core.policies.base import LEFT, Side
 
 
 class ScheduledRequest(Protocol):
@@ -45,6 +45,43 @@ class StepCounts(NamedTuple):
     num_left_out: int
 
 
+class _InFlight:
+    """One request, and what is kept of it.
+
+    Attributes:
+        num_computed_tokens: of its prompt, until that is complete.
+        num_promised_blocks: blocks of `Flight.num_promised_blocks` that are its own.
+        kv_begin: while it decodes, its KV tokens are this and the number of steps so far; None before.
+        through_at: the step that computes the last token which it may have, once it decodes.
+    """
+
+    __slots__ = (
+        "kv_begin",
+        "num_computed_tokens",
+        "num_promised_blocks",
+        "request",
+        "seq",
+        "side",
+        "through_at",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        request: ScheduledRequest,
+        side: Side,
+        num_computed_tokens: int,
+        num_promised_blocks: int,
+    ) -> None:
+        self.seq = seq
+        self.request = request
+        self.side = side
+        self.num_computed_tokens = num_computed_tokens
+        self.num_promised_blocks = num_promised_blocks
+        self.kv_begin: int | None = None
+        self.through_at = 0
+
+
 class Flight:
     """Requests in flight, in sums that cost the same a step however many decode.
 
@@ -53,6 +90,7 @@ class Flight:
     steps overlap, one may leave out decoding requests whose last tokens are on their way.
 
     Attributes:
+        num_decoding: requests whose prompt is complete.
         num_through: decoding requests of whose answers the latest step computes the last token that they may
             have: where steps overlap and each of them computes all that decode, the next one leaves them out.
         num_left: requests from the left side.
@@ -66,16 +104,14 @@ class Flight:
 
     __slots__ = (
         "_block_size",
+        "_by_id",
+        "_by_seq",
         "_clock",
-        "_kv_begin",
         "_kv_begin_sum",
         "_num_through_at",
         "_once_computed",
         "_prefilling",
-        "_promised",
-        "_requests",
-        "_seq_of_id",
-        "_through_at",
+        "num_decoding",
         "num_left",
         "num_promised_blocks",
         "num_through",
@@ -84,57 +120,44 @@ class Flight:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._clock = 0
-        self.num_left = 0
-        self.num_promised_blocks = 0
-        self._requests: dict[int, tuple[ScheduledRequest, Side]] = {}
-        self._seq_of_id: dict[str, int] = {}
-        # Tokens computed of a prompt, and the blocks of `num_promised_blocks` that are its own.
-        self._prefilling: dict[int, int] = {}
-        self._promised: dict[int, int] = {}
-        # KV tokens of a decoding request are this and the number of steps so far.
-        self._kv_begin: dict[int, int] = {}
-        self._kv_begin_sum = 0
+        self._by_seq: dict[int, _InFlight] = {}
+        self._by_id: dict[str, _InFlight] = {}
+        self._prefilling: dict[int, _InFlight] = {}
         self._once_computed: dict[int, int] = {}
-        # The step that computes the last token which a request may have, and of how many each one does.
-        self.num_through = 0
-        self._through_at: dict[int, int] = {}
+        self._kv_begin_sum = 0
+        self.num_decoding = self.num_left = self.num_promised_blocks = self.num_through = 0
+        # Of how many requests each step ahead computes the last token that they may have.
         self._num_through_at: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._by_seq)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._requests
-
-    @property
-    def num_decoding(self) -> int:
-        """Requests whose prompt is complete."""
-        return len(self._kv_begin)
+        return seq in self._by_seq
 
     def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> None:
         """The scheduler runs the request from now on, behind so many tokens from the cache."""
-        self._requests[seq] = request, side
-        self._seq_of_id[request.request_id] = seq
-        self.num_left += side is Side.LEFT
-        self._prefilling[seq] = num_cached_tokens
         promised = self._num_blocks_between(num_cached_tokens, request.num_tokens)
-        self._promised[seq] = promised
+        one = _InFlight(seq, request, side, num_cached_tokens, promised)
+        self._by_seq[seq] = self._by_id[request.request_id] = self._prefilling[seq] = one
+        self.num_left += side is LEFT
         self.num_promised_blocks += promised
 
     def leave(self, seq: int) -> ScheduledRequest:
         """The request is in flight no more: it ended."""
-        self._once_computed.pop(seq, None)
-        return self._leave(seq)[0]
+        if self._once_computed:
+            self._once_computed.pop(seq, None)
+        return self._leave(seq).request
 
     def preempt(self, seq: int) -> Side:
         """The request lost its KV; what was computed is remembered, to be known as recomputation.
 
         Returns the side that it was on.
         """
-        begin = self._kv_begin.get(seq)
-        num_computed = self._prefilling[seq] if begin is None else begin + self._clock
+        one = self._leave(seq)
+        num_computed = one.num_computed_tokens if one.kv_begin is None else one.kv_begin + self._clock
         self._once_computed[seq] = max(num_computed, self._once_computed.get(seq, 0))
-        return self._leave(seq)[1]
+        return one.side
 
     def forget(self, seq: int) -> None:
         """The request ended while it waited."""
@@ -146,8 +169,8 @@ class Flight:
 
     def seqs_of(self, request_ids: Collection[str]) -> list[int]:
         """Seqs of those requests that are in flight, by vLLM's ids."""
-        seq_of_id = self._seq_of_id
-        return [seq_of_id[request_id] for request_id in request_ids if request_id in seq_of_id]
+        by_id = self._by_id
+        return [by_id[request_id].seq for request_id in request_ids if request_id in by_id]
 
     def advance(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts:
         """Counts a step that vLLM has scheduled, and moves on to the next.
@@ -159,22 +182,22 @@ class Flight:
         self._clock += 1
         self.num_through += self._num_through_at.pop(self._clock, 0)
         num_chunks = num_prefill = num_recomputed = squares = num_final = 0
-        num_decoding, num_left_out = len(self._kv_begin), len(self._requests) - len(num_scheduled_tokens)
-        kv_tokens = self._kv_begin_sum + self._clock * num_decoding
+        num_left_out = len(self._by_seq) - len(num_scheduled_tokens)
+        kv_tokens = self._kv_begin_sum + self._clock * self.num_decoding
         completed = []
-        for seq, start in list(self._prefilling.items()):
-            request = self._requests[seq][0]
+        for seq, one in list(self._prefilling.items()):
+            request, start = one.request, one.num_computed_tokens
             end, num_tokens = request.num_computed_tokens, request.num_tokens
             num_left_out -= end == start
             num_chunks += end - start
             if end < num_tokens:
-                self._prefilling[seq] = end
+                one.num_computed_tokens = end
                 promised = self._num_blocks_between(end, num_tokens)
-                self.num_promised_blocks += promised - self._promised[seq]
-                self._promised[seq] = promised
+                self.num_promised_blocks += promised - one.num_promised_blocks
+                one.num_promised_blocks = promised
             else:
                 completed.append(seq)
-                self._start_decoding(seq, end, request.max_tokens - request.num_output_tokens)
+                self._start_decoding(one, end, request.max_tokens - request.num_output_tokens)
                 if request.num_output_tokens:
                     # The last token of a prompt that is computed again is the one that it had decoded last.
                     num_final += 1
@@ -198,58 +221,64 @@ class Flight:
     def _hold_back(self, num_scheduled_tokens: Mapping[str, int]) -> int:
         """Undoes the growth of requests that a step left out; returns the KV tokens counted for them."""
         num_tokens = 0
-        for seq, begin in self._kv_begin.items():
-            if self._requests[seq][0].request_id not in num_scheduled_tokens:
-                num_tokens += begin + self._clock
-                self._kv_begin[seq] = begin - 1
+        for request_id, one in self._by_id.items():
+            if one.kv_begin is not None and request_id not in num_scheduled_tokens:
+                num_tokens += one.kv_begin + self._clock
+                one.kv_begin -= 1
                 self._kv_begin_sum -= 1
         return num_tokens
 
-    def _start_decoding(self, seq: int, num_computed_tokens: int, num_left_tokens: int) -> None:
-        del self._prefilling[seq]
-        self.num_promised_blocks -= self._promised.pop(seq)
-        begin = num_computed_tokens - self._clock
-        self._kv_begin[seq] = begin
+    def _start_decoding(self, one: _InFlight, num_computed_tokens: int, num_left_tokens: int) -> None:
+        del self._prefilling[one.seq]
+        self.num_promised_blocks -= one.num_promised_blocks
+        begin = one.kv_begin = num_computed_tokens - self._clock
         self._kv_begin_sum += begin
+        self.num_decoding += 1
         # This step computes the first of what is left.
-        through_at = self._through_at[seq] = self._clock + num_left_tokens - 1
+        through_at = one.through_at = self._clock + num_left_tokens - 1
         if through_at <= self._clock:
             self.num_through += 1
         else:
             self._num_through_at[through_at] = self._num_through_at.get(through_at, 0) + 1
 
-    def _leave(self, seq: int) -> tuple[ScheduledRequest, Side]:
-        begin = self._kv_begin.pop(seq, None)
-        if begin is None:
+    def _leave(self, seq: int) -> _InFlight:
+        one = self._by_seq.pop(seq)
+        del self._by_id[one.request.request_id]
+        self.num_left -= one.side is LEFT
+        if one.kv_begin is None:
             del self._prefilling[seq]
-            self.num_promised_blocks -= self._promised.pop(seq)
+            self.num_promised_blocks -= one.num_promised_blocks
+            return one
+        self._kv_begin_sum -= one.kv_begin
+        self.num_decoding -= 1
+        if one.through_at <= self._clock:
+            self.num_through -= 1
         else:
-            self._kv_begin_sum -= begin
-            through_at = self._through_at.pop(seq)
-            if through_at <= self._clock:
-                self.num_through -= 1
-            else:
-                self._num_through_at[through_at] -= 1
-        request, side = left = self._requests.pop(seq)
-        self.num_left -= side is Side.LEFT
-        del self._seq_of_id[request.request_id]
-        return left
+            self._num_through_at[one.through_at] -= 1
+        return one
 
     def _num_blocks_between(self, num_computed_tokens: int, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size) - -(-num_computed_tokens // self._block_size)
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where an invariant of the class does not hold."""
-        assert self._prefilling.keys() | self._kv_begin.keys() == self._requests.keys(), "a phase is missing"
-        assert not self._prefilling.keys() & self._kv_begin.keys(), "a request is in two phases"
-        assert self._kv_begin_sum == sum(self._kv_begin.values()), "the sum of decoding KV is wrong"
-        sides = [side for _, side in self._requests.values()]
-        assert self.num_left == sides.count(Side.LEFT), "the number on the left side is wrong"
-        through = sum(through_at <= self._clock for through_at in self._through_at.values())
-        assert self._through_at.keys() == self._kv_begin.keys(), "a last step is missing"
+        flight = self._by_seq.values()
+        assert [one.request.request_id for one in flight] == list(self._by_id), (
+            "the ids are not those in flight"
+        )
+        decoding = [one for one in flight if one.kv_begin is not None]
+        prefilling = [one.seq for one in flight if one.kv_begin is None]
+        assert prefilling == list(self._prefilling), "a request is in two phases or in none"
+        assert self.num_decoding == len(decoding), "the number of decoding requests is wrong"
+        kv_begin_sum = sum(one.kv_begin for one in decoding if one.kv_begin is not None)
+        assert self._kv_begin_sum == kv_begin_sum, "the sum of decoding KV is wrong"
+        assert self.num_left == sum(one.side is LEFT for one in flight), (
+            "the number on the left side is wrong"
+        )
+        through = sum(one.through_at <= self._clock for one in decoding)
         assert self.num_through == through, "the number of those that are through is wrong"
         promised = sum(
-            self._num_blocks_between(num_computed, self._requests[seq][0].num_tokens)
-            for seq, num_computed in self._prefilling.items()
+            self._num_blocks_between(one.num_computed_tokens, one.request.num_tokens)
+            for one in self._prefilling.values()
         )
         assert self.num_promised_blocks == promised, "the sum of promised blocks is wrong"

@@ -1,6 +1,7 @@
 """What the scheduler tells a run: who starts, and what steps did. No vLLM here."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -24,22 +25,24 @@ class Admitted(NamedTuple):
     revision: int
 
 
-class Stepped(NamedTuple):
-    """One step that is through. A plain tuple: one is made in every step.
+@dataclass(slots=True)
+class Stepped:
+    """One step: what was scheduled, and, once it is through, what became of it.
 
     Attributes:
         run: number of the run that it was scheduled for.
-        counts: what it computed.
+        counts: what it computes.
         revision: plan revision in force when it was scheduled.
         started_at: see `StepRecord`.
-        duration_s: from where the step before it ended, where they overlap.
         num_cached_tokens: see `StepRecord`.
         kv_usage: see `StepRecord`.
         num_running_left: see `StepRecord`.
         num_running_right: see `StepRecord`.
         num_preempted: see `StepRecord`.
+        duration_s: from where the step before it ended, where they overlap.
         num_finished: see `StepRecord`.
-        added_s: what our part of the scheduler took since the step before, reporting that one included.
+        added_s: what steps waited for our part of the scheduler since the step before.
+        beside_s: what it took, since then, while a step was computed.
         asked_in_vain: the policy asked for a request that vLLM has not got.
     """
 
@@ -47,15 +50,16 @@ class Stepped(NamedTuple):
     counts: StepCounts
     revision: int
     started_at: float
-    duration_s: float
     num_cached_tokens: int
     kv_usage: float
     num_running_left: int
     num_running_right: int
     num_preempted: int
-    num_finished: int
-    added_s: float
-    asked_in_vain: bool
+    duration_s: float = 0.0
+    num_finished: int = 0
+    added_s: float = 0.0
+    beside_s: float = 0.0
+    asked_in_vain: bool = False
 
     def record(self) -> StepRecord:
         """The step as windows count it."""
@@ -93,12 +97,18 @@ class StepReports:
         self._lock = Lock()
 
     def add(self, step: Stepped) -> None:
-        """A step is through."""
+        """A step is through. It is told when `tell_due` is called next, if it is due then."""
+        with self._lock:
+            self._steps.append(step)
+            if step.asked_in_vain:
+                # Nothing may run before somebody has heard of it.
+                self._tell_steps()
+
+    def tell_due(self) -> None:
+        """Tells the steps that were not told yet, if it is time."""
         with self._lock:
             steps = self._steps
-            steps.append(step)
-            waited_s = step.started_at + step.duration_s - steps[0].started_at
-            if len(steps) >= STEPS_AT_ONCE or step.asked_in_vain or waited_s >= LONGEST_WAIT_S:
+            if steps and (len(steps) >= STEPS_AT_ONCE or _waited_s(steps) >= LONGEST_WAIT_S):
                 self._tell_steps()
 
     def tell_all(self) -> None:
@@ -110,3 +120,7 @@ class StepReports:
     def _tell_steps(self) -> None:
         steps, self._steps = self._steps, []
         self._tell(steps)
+
+
+def _waited_s(steps: list[Stepped]) -> float:
+    return steps[-1].started_at + steps[-1].duration_s - steps[0].started_at

@@ -49,7 +49,8 @@ class Run:
     """Works through a source. vLLM holds a bounded window of it, from both ends of the plan.
 
     Attributes:
-        added_s: what our part of the scheduler took, over all steps.
+        added_s: what steps waited for our part of the scheduler, over all of them.
+        beside_s: what it took beside that, while steps were computed.
         num_steps: steps that are through.
     """
 
@@ -85,7 +86,7 @@ class Run:
         self._window = RequestWindow(opened.core.control, opened.core.abort, info.limits.max_num_seqs)
         # In the order of admission, which is the order in which they run out.
         self._deadlines: dict[int, float] = {}
-        self.added_s = 0.0
+        self.added_s = self.beside_s = 0.0
         self.num_steps = 0
         self._number = opened.core.start(opened.options.policy, plan)
 
@@ -223,6 +224,7 @@ class Run:
         if report.run != self._number:
             return
         self.added_s += report.added_s
+        self.beside_s += report.beside_s
         self.num_steps += 1
         windows: list[StepWindow | None] = []
         if report.revision > self._window_revision:

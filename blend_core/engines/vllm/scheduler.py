@@ -7,8 +7,7 @@ prompt tokens a step computes; steps are measured from inside. `test_vllm_contra
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -17,7 +16,6 @@ from vllm.v1.request import RequestStatus
 from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import LocalControl
-from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, StepSender, admission_file, serve_calls
 from blend_core.engines.vllm.reports import Admitted, Report, Stepped, StepReports
 from blend_core.engines.vllm.scheduler_view import Readiness
@@ -36,21 +34,15 @@ _COMPILING: Final = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
 _RUNNING: Final = RequestStatus.RUNNING
 
 
-@dataclass(slots=True)
-class _OpenStep:
-    """A step that is scheduled and not through."""
+class _Scheduled(NamedTuple):
+    """A step that vLLM has scheduled, and what is known of it then alone."""
 
+    output: Any
     started_at: float
-    run: int
     begin_s: float
-    told_s: float
+    run: int
     revision: int
-    counts: StepCounts
     num_cached_tokens: int
-    num_preempted: int
-    kv_usage: float
-    num_left: int
-    num_right: int
 
 
 class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there where types are checked
@@ -82,8 +74,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         num_stages = int(self.parallel_config.pipeline_parallel_size)
         self.admission = AdmissionQueue(self, limits, time.perf_counter, num_stages)
         self.waiting = self.admission
-        self._open_steps: deque[_OpenStep] = deque()
-        self._last_end_s = self._added_s = 0.0
+        self._scheduled: _Scheduled | None = None
+        # Steps that are counted and not through, and when each began.
+        self._open_steps: deque[tuple[Stepped, float]] = deque()
+        self._last_end_s = self._added_s = self._beside_s = 0.0
         self._prepared: tuple[Any, float] | None = None
         self._told: list[Report] = []
         address = (self.vllm_config.additional_config or {}).get(ADDRESS_KEY)
@@ -104,19 +98,35 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         if self._prepared is None:
             return self._schedule(throttle_prefills)
         (output, prepared_s), self._prepared = self._prepared, None
-        if output.total_num_scheduled_tokens:
-            self._open_steps[-1].told_s = time.perf_counter() - prepared_s
+        if self._scheduled is not None:
+            # Telling admissions is no part of the step.
+            told_s = time.perf_counter() - prepared_s
+            self._scheduled = self._scheduled._replace(begin_s=self._scheduled.begin_s + told_s)
         return output
+
+    def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
+        """Asked when a step is on its way to be computed: what can be done meanwhile is done here."""
+        begin_s = time.perf_counter()
+        self._count()
+        # Not under the lock: where steps are read slowly, calls are answered all the same.
+        self._steps.tell_due()
+        self._beside_s += time.perf_counter() - begin_s
+        return super().get_grammar_bitmask(scheduler_output)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Takes a step's tokens; reports the step."""
+        if self._scheduled is not None:
+            # Its bitmask needs the tokens of the step that is through, so that vLLM asks for it afterwards.
+            begin_s = time.perf_counter()
+            self._count()
+            self._added_s += time.perf_counter() - begin_s
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         end_s = time.perf_counter()
-        stepped = None
         with self.admission.lock:
             ended = self.admission.reconcile(self.finished_req_ids)
+            stepped = None
             if scheduler_output.total_num_scheduled_tokens:
-                stepped = self._through(self._open_steps.popleft(), end_s)
+                stepped = self._through(*self._open_steps.popleft(), end_s)
         # Not under the lock: where steps are read slowly, calls are answered all the same.
         if stepped is not None:
             self._steps.add(stepped)
@@ -190,6 +200,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
     def _schedule(self, throttle_prefills: bool) -> Any:
         admission = self.admission
         started_at, begin_s = time.time(), time.perf_counter()
+        # Where the step before had nothing to compute, vLLM may not have asked for its bitmask.
+        self._count()
         with admission.lock:
             # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
             admission.reconcile(self.finished_req_ids)
@@ -199,30 +211,40 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             begun_s = time.perf_counter()
             output = super().schedule(throttle_prefills)
             scheduled_s = time.perf_counter()
-            counts = admission.end_step(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
-            seqs, num_cached_tokens = admission.take_admitted()
-            revision = admission.revision
-            if counts is not None:
-                flight = admission.flight
-                self._open_steps.append(
-                    _OpenStep(
-                        started_at=started_at,
-                        run=admission.num_runs,
-                        begin_s=begin_s,
-                        told_s=0.0,
-                        revision=revision,
-                        counts=counts,
-                        num_cached_tokens=num_cached_tokens,
-                        num_preempted=admission.take_num_preempted(),
-                        kv_usage=self.kv_cache_manager.usage,
-                        num_left=flight.num_left,
-                        num_right=len(flight) - flight.num_left,
-                    )
-                )
+            seqs, num_cached_tokens = admission.take_admitted(output.num_scheduled_tokens)
+            run, revision = admission.num_runs, admission.revision
+            self._scheduled = _Scheduled(output, started_at, begin_s, run, revision, num_cached_tokens)
             if seqs:
                 self._tell_admitted(Admitted(seqs, revision))
         self._added_s += begun_s - begin_s + time.perf_counter() - scheduled_s
         return output
+
+    def _count(self) -> None:
+        """Counts the step that was scheduled last, if it was not counted yet."""
+        if self._scheduled is None:
+            return
+        (output, started_at, begin_s, run, revision, num_cached_tokens), self._scheduled = (
+            self._scheduled,
+            None,
+        )
+        admission = self.admission
+        with admission.lock:
+            counts = admission.end_step(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
+            if counts is None:
+                return
+            flight = admission.flight
+            step = Stepped(
+                run=run,
+                counts=counts,
+                revision=revision,
+                started_at=started_at,
+                num_cached_tokens=num_cached_tokens,
+                kv_usage=self.kv_cache_manager.usage,
+                num_running_left=flight.num_left,
+                num_running_right=len(flight) - flight.num_left,
+                num_preempted=admission.take_num_preempted(),
+            )
+            self._open_steps.append((step, begin_s))
 
     def _num_pending(self) -> int:
         """Decoding requests that the next step leaves out, since a token of theirs is on its way."""
@@ -247,26 +269,15 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             )
         )
 
-    def _through(self, step: _OpenStep, end_s: float) -> Stepped:
+    def _through(self, step: Stepped, begin_s: float, end_s: float) -> Stepped:
         # Steps may overlap: each begins where the one before ended.
-        duration_s = end_s - max(step.begin_s, self._last_end_s) - step.told_s
+        step.duration_s = max(0.0, end_s - max(begin_s, self._last_end_s))
         self._last_end_s = end_s
-        added_s, self._added_s = self._added_s + self.admission.take_added_s(), 0.0
-        return Stepped(
-            step.run,
-            step.counts,
-            step.revision,
-            step.started_at,
-            max(0.0, duration_s),
-            step.num_cached_tokens,
-            step.kv_usage,
-            step.num_left,
-            step.num_right,
-            step.num_preempted,
-            self.admission.take_num_finished(),
-            added_s,
-            self.admission.take_asked_in_vain(),
-        )
+        step.num_finished = self.admission.take_num_finished()
+        step.asked_in_vain = self.admission.take_asked_in_vain()
+        step.added_s, self._added_s = self._added_s + self.admission.take_added_s(), 0.0
+        step.beside_s, self._beside_s = self._beside_s, 0.0
+        return step
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]  # as above

@@ -112,6 +112,9 @@ class OverlappingCore:
         scheduler = self.scheduler
         decoding = {one.request_id for one in scheduler.running if not one.is_prefill_chunk}
         output = scheduler.schedule()
+        if len(self.steps) % 3:
+            # vLLM asks no sooner than the step before is through where the bitmask needs its tokens.
+            assert scheduler.get_grammar_bitmask(output) is None
         sampled, kv_tokens = {}, 0
         for id_, num_tokens in output.num_scheduled_tokens.items():
             one = scheduler.requests[id_]

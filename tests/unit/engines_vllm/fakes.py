@@ -56,6 +56,7 @@ class FakeScheduler:
         self.finished_ids = set()
         self.budgets = []
         self.prefilled = []
+        self.admitted = ()
         self.queue = AdmissionQueue(self, self.limits, lambda: 0.0)
         self.told = []
         self.reports = StepReports(self.told.append)
@@ -132,6 +133,7 @@ class FakeScheduler:
         for request_id, num_new in scheduled.items():
             self.requests[request_id].num_computed_tokens += num_new
         self.finished_ids = set()
+        self.admitted += queue.take_admitted(scheduled)[0]
         counts = queue.end_step(scheduled, sum(scheduled.values()))
         self._sample(scheduled)
         queue.reconcile(self.finished_ids)

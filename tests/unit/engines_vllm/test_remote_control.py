@@ -17,7 +17,7 @@ from blend_core.engines.vllm.reports import Admitted, Stepped
 from blend_core.errors import EngineDiedError, PlanError
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
 
-STEP = Stepped(1, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, False)
+STEP = Stepped(1, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0, 0.5, 1, 2, 0, duration_s=0.001)
 
 
 class Ends:

@@ -19,21 +19,34 @@ def reports(told):
 
 
 def stepped(number=0, *, started_at=0.0, asked_in_vain=False):
-    return Stepped(1, COUNTS, number, started_at, 0.001, 0, 0.5, 1, 2, 0, 0, 0.0001, asked_in_vain)
+    return Stepped(
+        1, COUNTS, number, started_at, 0, 0.5, 1, 2, 0, duration_s=0.001, asked_in_vain=asked_in_vain
+    )
 
 
 def test_steps_are_told_together_and_in_order(reports, told):
     steps = [stepped(number) for number in range(STEPS_AT_ONCE + 1)]
     for step in steps:
         reports.add(step)
+        reports.tell_due()
     assert told == [steps[:-1]]
+
+
+def test_a_step_is_told_no_sooner_than_there_is_time_for_it(reports, told):
+    for number in range(STEPS_AT_ONCE):
+        reports.add(stepped(number))
+    assert not told
+    reports.tell_due()
+    assert len(told) == 1
 
 
 def test_no_step_waits_for_long(reports, told):
     steps = [stepped(), stepped(started_at=LONGEST_WAIT_S)]
     reports.add(steps[0])
+    reports.tell_due()
     assert not told
     reports.add(steps[1])
+    reports.tell_due()
     assert told == [steps]
 
 

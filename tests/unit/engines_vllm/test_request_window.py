@@ -61,8 +61,8 @@ class Setting:
         """A step of the scheduler and the run's part of it; returns whether the policy asked in vain."""
         self.window.step()
         self.scheduler.step()
-        seqs, _ = self.scheduler.queue.take_admitted()
-        self.window.start(seqs, 0.0, 0)
+        self.window.start(self.scheduler.admitted, 0.0, 0)
+        self.scheduler.admitted = ()
         return self.scheduler.queue.take_asked_in_vain()
 
 
