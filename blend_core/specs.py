@@ -150,6 +150,15 @@ def load_model_spec(folder: Path, dtype: str, name: str | None = None) -> ModelS
     Raises:
         ConfigurationError: no readable configuration, or a model that the formulas do not cover.
     """
+    return model_spec_from_hf_config(read_hf_config(folder), name or folder.resolve().name, dtype)
+
+
+def read_hf_config(folder: Path) -> dict[str, Any]:
+    """Returns the parsed `config.json` of a Hugging Face folder.
+
+    Raises:
+        ConfigurationError: there is none, or it is no JSON object.
+    """
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -159,7 +168,7 @@ def load_model_spec(folder: Path, dtype: str, name: str | None = None) -> ModelS
         ) from error
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path} holds no JSON object; name a Hugging Face folder.")
-    return model_spec_from_hf_config(config, name or folder.resolve().name, dtype)
+    return config
 
 
 def model_spec_from_hf_config(config: Mapping[str, Any], name: str, dtype: str) -> ModelSpec:

@@ -4,6 +4,7 @@ table that takes its results."""
 from collections.abc import Callable, Mapping
 
 from blend_core.engines.vllm.adapter_folders import check_adapter_folders
+from blend_core.engines.vllm.context_length import check_context_length
 from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
@@ -89,14 +90,15 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
 
     Raises:
         ConfigurationError: the engine that is asked for cannot serve here, the device is not there, there are
-            fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, or the model cannot be
-            served.
+            fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, the context is longer
+            than the model's, or the model cannot be served.
     """
-    wiring.models.resolve(spec.model)
+    folder = wiring.models.resolve(spec.model)
     wiring.device_profile()
     serving = wiring.serving(spec)
     if serving.is_vllm:
         check_adapter_folders(serving.vllm_options)
+        check_context_length(serving.vllm_options, folder, spec.model)
     else:
         _check_device(wiring.settings.engine.device)
     wiring.rank_devices(spec)

@@ -161,6 +161,12 @@ def latest_run_engine(db: Database, job_id: str) -> str | None:
     return _of_latest_run(db, job_id, run.c.engine)
 
 
+def latest_run_status(db: Database, job_id: str) -> RunStatus | None:
+    """How the latest run of a job stands; None before the first."""
+    status = _of_latest_run(db, job_id, run.c.status)
+    return None if status is None else RunStatus(status)
+
+
 def latest_run_error(db: Database, job_id: str) -> str | None:
     """Why the latest run of a job ended; None where it goes on or ended well."""
     return _of_latest_run(db, job_id, run.c.error_message)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_lines
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from flows.wiring import Wiring
     from storage.database import Database
     from storage.jobs import Job
-    from storage.lost_runs import LiveRun, StoppedJob
+    from storage.lost_runs import StoppedJob
     from storage.results import Counts
 
 NUM_RECENT_JOBS = 10
@@ -165,7 +166,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     from storage.jobs import get_job
     from storage.lost_runs import live_run
     from storage.results import counts, job_metrics
-    from storage.runs import latest_run_engine, latest_run_error
+    from storage.runs import RunStatus, latest_run_engine, latest_run_error, latest_run_status
     from storage.suspects import engine_deaths
 
     with connected() as wiring:
@@ -176,6 +177,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         engine = latest_run_engine(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
         run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
+        was_told_to_end = latest_run_status(wiring.database, job_id) is RunStatus.CANCELLED
         is_stopped = not job.status.is_end and bool(_jobs_left(wiring, job_id))
     if json:
         print_json(
@@ -187,7 +189,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_error": run_error,
                 "is_stopped": is_stopped,
-                "held_by": None if live is None else _holder_json(live),
+                "held_by": None if live is None else holder_json(live),
                 "engine_deaths": [death.as_json() for death in deaths],
             }
         )
@@ -200,52 +202,23 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         f"{tally.expired:,} expired, {tally.cancelled:,} cancelled"
     )
     if live is not None:
-        print_line(_holder_line(live))
+        print_line(holder_line(live))
     if metrics.tokens_per_s is not None:
         sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")
     if deaths:
-        last = deaths[-1]
-        how_often = "once" if len(deaths) == 1 else f"{len(deaths)} times"
-        print_line(f"Its engine died {how_often}, last at {last.died_at:%H:%M:%S}: {last.reason}")
+        print_line(deaths_line(deaths, run_error))
     if job.error_message:
         print_line(job.error_message)
     if job.write_back is not None:
         print_line(f"{job.write_back['num_written']:,} results written back")
         if job.write_back["error"] is not None:
             print_line(f"{job.write_back['error']} `blend write-back {job.job_id}` does it again.")
-    if run_error:
-        print_line(f"Its latest run failed: {run_error}")
-        print_line(f"Continue it with: blend run --job-id {job.job_id}")
-    if is_stopped and live is None and not run_error:
-        print_line(f"Nothing runs it; continue it with: blend run --job-id {job.job_id}")
+    if is_stopped and live is None:
+        for line in stopped_lines(job.job_id, run_error, was_told_to_end=was_told_to_end):
+            print_line(line)
     for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):
         print_line(uri)
-
-
-def _holder_json(live: "LiveRun") -> dict[str, Any]:
-    from flows.lease_holder import holder_text, is_gone
-
-    return {
-        "run_id": live.run_id,
-        "process": holder_text(live.details),
-        "since": live.started_at.isoformat(),
-        "heartbeat_age_s": round(live.heartbeat_age_s, 1),
-        "is_gone": is_gone(live.details) or live.lease_left_s <= 0,
-    }
-
-
-def _holder_line(live: "LiveRun") -> str:
-    """Who runs a job and how old its last sign of life is; what to do where it is dead."""
-    from flows.lease_holder import holder_text, is_gone
-
-    holder, again = holder_text(live.details), f"`blend run --job-id {live.job_id}` continues it"
-    age = f"last sign of life {live.heartbeat_age_s:.0f} s ago"
-    if is_gone(live.details):
-        return f"Nothing runs it: {holder} is gone, {age}; {again}."
-    if live.lease_left_s <= 0:
-        return f"Nothing runs it: {holder} counts as dead, {age}; {again}."
-    return f"Run by {holder} since {live.started_at:%Y-%m-%d %H:%M:%S}, {age}"
 
 
 def _place_of_keys(settings: "Settings", home: "Path") -> str:

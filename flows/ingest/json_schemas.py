@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
+from urllib.parse import urljoin
 
 import msgspec
 
@@ -101,24 +102,46 @@ def _checker_of_schemas(kind: Any) -> Any:
     As `kind.check_schema` without formats: a pattern that Python does not know may be one that the engine
     does.
     """
-    from jsonschema.validators import SPECIFICATIONS, extend
-    from referencing.jsonschema import specification_with
+    from jsonschema.validators import extend
 
-    # Without `$schema`, where jsonschema would go back to a class of its own.
-    own = SPECIFICATIONS.with_resources(
-        (
-            uri,
-            specification_with(resource.contents["$schema"]).create_resource(
-                _without_kind(resource.contents)
-            ),
-        )
-        for uri, resource in SPECIFICATIONS.items()
-    ).crawl()
-    return extend(kind, {"uniqueItems": _repeated_items})(_without_kind(kind.META_SCHEMA), registry=own)
+    return extend(kind, {"uniqueItems": _repeated_items})(_in_one(kind.META_SCHEMA))
 
 
-def _without_kind(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in schema.items() if name != "$schema"}
+def _in_one(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a kind's schemas with its vocabularies in itself, and their order kept.
+
+    Newer kinds have one schema for each vocabulary, against all of which jsonschema would hold each part of a
+    schema one after another, looking up each time what a part is to be held against. Without `$schema`, where
+    it would go back to a class of its own.
+    """
+    from jsonschema.validators import SPECIFICATIONS
+
+    if "allOf" not in meta:
+        return {name: value for name, value in meta.items() if name != "$schema"}
+    vocabularies = [SPECIFICATIONS.contents(urljoin(meta["$id"], part["$ref"])) for part in meta["allOf"]]
+    schemas = [*vocabularies, meta]
+    one: dict[str, Any] = {"type": meta["type"]}
+    for name in ("properties", "$defs"):
+        one[name] = {key: value for schema in schemas for key, value in schema.get(name, {}).items()}
+    whole: dict[str, Any] = _with_own_references(one)
+    return whole
+
+
+def _with_own_references(node: Any) -> Any:
+    """As it is, with references between the schemas as such within one that has all of them."""
+    if isinstance(node, list):
+        return [_with_own_references(part) for part in node]
+    if not isinstance(node, dict):
+        return node
+    one: dict[str, Any] = {}
+    for name, part in node.items():
+        # Those to a place by path stay; all others are to the whole: the anchor is that of every vocabulary.
+        if name in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(part, str):
+            path = part.partition("#")[2]
+            one["$ref"] = f"#{path}" if path.startswith("/") else "#"
+        else:
+            one[name] = _with_own_references(part)
+    return one
 
 
 def _repeated_items(_checker: Any, is_asked: bool, items: object, _schema: object) -> Iterator[Exception]:

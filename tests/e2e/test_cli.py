@@ -16,7 +16,7 @@ from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job
 from flows.wiring import Wiring
 from storage.lost_runs import mark_lost
-from storage.runs import start_run
+from storage.runs import RunStatus, finish_run, start_run
 from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
 from tests.older_job import make_older
 
@@ -142,6 +142,25 @@ def test_a_job_that_nothing_runs_is_told_in_the_list(blend: Blend, wiring: Wirin
     assert job_id in json.loads(blend("status", "--json").stdout)["stopped_jobs"]
     assert json.loads(blend("status", job_id, "--json").stdout)["is_stopped"]
     assert f"Nothing runs job {job_id}" in blend("status").stdout
+    cancel_job(wiring, job_id, SilentProgress())
+
+
+def test_why_a_job_stopped_and_what_continues_it_are_told_once(
+    blend: Blend, wiring: Wiring, make_job: Any
+) -> None:
+    def status_after(end: RunStatus, reason: str) -> str:
+        run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
+        finish_run(wiring.database, run, end, error_message=reason)
+        text: str = blend("status", job_id).stdout
+        return text
+
+    job_id = create_job(wiring, make_job(num_chats=1))
+    text = status_after(RunStatus.FAILED, "The disk is full.")
+    assert "Its latest run failed: The disk is full.\nNothing runs it; once that is mended, continue" in text
+    text = status_after(RunStatus.CANCELLED, "The process was told to end; run it again to continue it.")
+    assert "Nothing runs it: its latest run was told to end; continue it with: blend run --job-id" in text
+    assert text.count("continue it") == 1
+    assert "failed" not in text
     cancel_job(wiring, job_id, SilentProgress())
 
 

@@ -54,6 +54,10 @@ class RunForm:
         expect(button).to_have_text(option)
         return names
 
+    def show(self, label: str) -> None:
+        """Scrolls the field of that name to the upper edge."""
+        self.field(label).evaluate("field => field.scrollIntoView()")
+
     def submit(self) -> None:
         """Presses the button."""
         self.page.get_by_role("button", name="Submit").click()

@@ -176,12 +176,14 @@ def test_values_that_cannot_be_are_refused_in_the_form(page: Page, stack: Stack,
     assert list_jobs(wiring.database, limit=50) == before
 
 
-def test_options_of_vllm_are_in_the_run_that_the_form_makes(page: Page, stack: Stack) -> None:
+def test_options_of_vllm_are_in_the_run_that_the_form_makes(page: Page, stack: Stack, camera: Camera) -> None:
     form = ad_hoc_form(page, stack)
     form.add_item("S3 addresses")
     form.control("S3 addresses").fill("s3://bucket/requests.jsonl")
     form.choose("Engine", "vllm")
     form.control("vLLM options").fill('{"max_model_len": 1024}')
+    form.show("Engine")
+    camera.take(page, "options", height_px=540)
 
     run_id = form.submit_and_get_run()
 

@@ -4,19 +4,24 @@ The parts are not public, so each is looked at in the vLLM that is installed.
 """
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
+from blend_core.engines.vllm.context_length import ALLOW_LONGER, check_context_length
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
 from blend_core.engines.vllm.passed_options import PASSED_OPTIONS
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
+from blend_core.errors import ConfigurationError
 from blend_core.request import SamplingParams
 from tests.integration.engines_vllm.vllm_runs import Block32Source, run_on
+from tests.tiny_llama import make_tiny_llama
 from tests.unit.engines_torch.runs import random_requests, request
 
 
@@ -39,6 +44,47 @@ def test_every_option_that_passes_through_is_known_to_vllm() -> None:
     from vllm import EngineArgs
 
     assert PASSED_OPTIONS.keys() <= EngineArgs.__dataclass_fields__.keys()
+
+
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+LLAMA_3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "options", "variable", "is_taken"),
+    [
+        (None, {}, "0", False),
+        (LLAMA_3, {}, "0", False),
+        (LINEAR, {}, "0", True),
+        (None, {"hf_overrides": {"rope_parameters": LINEAR}}, "0", True),
+        (None, {}, "1", True),
+    ],
+    ids=["longer", "llama3", "scaled", "overridden", "allowed"],
+)
+def test_a_longer_context_than_the_models_is_refused_as_vllm_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rope: dict[str, object] | None,
+    options: dict[str, Any],
+    variable: str,
+    is_taken: bool,
+) -> None:
+    from vllm.config import ModelConfig
+
+    monkeypatch.setenv(ALLOW_LONGER, variable)
+    folder = make_tiny_llama(tmp_path, max_model_len=256, rope_parameters=rope)
+    asked = options | {"max_model_len": 512}
+    with nullcontext() if is_taken else pytest.raises(ConfigurationError, match="is 256 tokens"):
+        check_context_length(asked, folder, "tiny")
+    with nullcontext() if is_taken else pytest.raises(ValueError, match="greater than the derived"):
+        ModelConfig(model=str(folder), **asked)
 
 
 def test_the_queue_has_every_method_of_vllms_queues() -> None:

@@ -119,3 +119,17 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: py
         ConfigurationError, match=f"'support' cannot be used: {tmp_path / 'gone'} is no folder"
     ):
         check_engine(wiring, spec)
+
+
+def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
+    model = make_tiny_llama(tmp_path / "tiny", max_model_len=256)
+    asked = {"s3": ["s3://b/k"], "model": str(model)}
+    machine = {"max_model_len": 512}
+    settings = Settings(home=tmp_path, engine=EngineSettings(vllm=machine))
+    of_machine = Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none"))
+    of_job = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    for wiring, options in ((of_machine, {}), (of_job, {"vllm": machine})):
+        spec = BatchJobSpec.model_validate(asked | {"options": {"engine": "vllm"} | options})
+        with pytest.raises(ConfigurationError, match=r"'max_model_len' is 512, and .* is 256 tokens"):
+            check_engine(wiring, spec)

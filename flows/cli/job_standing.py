@@ -1,0 +1,59 @@
+"""How a job stands that has not ended: who runs it, or why nothing does and what continues it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from storage.lost_runs import LiveRun
+    from storage.suspects import EngineDeath
+
+
+def deaths_line(deaths: "Sequence[EngineDeath]", run_error: str | None) -> str:
+    """How often engines of a job died; with the last reason unless the run's error, which follows, has it."""
+    last = deaths[-1]
+    how_often = "once" if len(deaths) == 1 else f"{len(deaths)} times"
+    told = f"Its engine died {how_often}, last at {last.died_at:%H:%M:%S}"
+    return f"{told}." if run_error is not None and last.reason in run_error else f"{told}: {last.reason}"
+
+
+def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) -> tuple[str, ...]:
+    """Why nothing runs a job, where that is known, and what continues it, each said once.
+
+    Args:
+        job_id: the job.
+        run_error: why its latest run ended.
+        was_told_to_end: whether that was no failure; its reason says to run the job again, too.
+    """
+    again = f"continue it with: blend run --job-id {job_id}"
+    if was_told_to_end:
+        return (f"Nothing runs it: its latest run was told to end; {again}",)
+    if run_error is None:
+        return (f"Nothing runs it; {again}",)
+    return (f"Its latest run failed: {run_error}", f"Nothing runs it; once that is mended, {again}")
+
+
+def holder_json(live: "LiveRun") -> dict[str, Any]:
+    """Who runs a job, for `--json`."""
+    from flows.lease_holder import holder_text, is_gone
+
+    return {
+        "run_id": live.run_id,
+        "process": holder_text(live.details),
+        "since": live.started_at.isoformat(),
+        "heartbeat_age_s": round(live.heartbeat_age_s, 1),
+        "is_gone": is_gone(live.details) or live.lease_left_s <= 0,
+    }
+
+
+def holder_line(live: "LiveRun") -> str:
+    """Who runs a job and how old its last sign of life is; what to do where it is dead."""
+    from flows.lease_holder import holder_text, is_gone
+
+    holder, again = holder_text(live.details), f"`blend run --job-id {live.job_id}` continues it"
+    age = f"last sign of life {live.heartbeat_age_s:.0f} s ago"
+    if is_gone(live.details):
+        return f"Nothing runs it: {holder} is gone, {age}; {again}."
+    if live.lease_left_s <= 0:
+        return f"Nothing runs it: {holder} counts as dead, {age}; {again}."
+    return f"Run by {holder} since {live.started_at:%Y-%m-%d %H:%M:%S}, {age}"

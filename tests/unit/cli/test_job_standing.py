@@ -1,0 +1,34 @@
+"""What `blend status JOB` says of a job that stopped, each thing once."""
+
+from datetime import UTC, datetime
+
+from flows.cli.job_standing import deaths_line, stopped_lines
+from storage.suspects import EngineDeath
+
+AGAIN = "continue it with: blend run --job-id job_1"
+
+
+def test_a_run_that_was_told_to_end_has_not_failed_and_is_continued_in_one_sentence() -> None:
+    reason = "The process was told to end; job job_1 keeps its results; run it again to continue it."
+    told = f"Nothing runs it: its latest run was told to end; {AGAIN}"
+    assert stopped_lines("job_1", reason, was_told_to_end=True) == (told,)
+
+
+def test_what_continues_a_failed_job_waits_for_its_reason_to_be_mended() -> None:
+    reason = "vLLM did not start. End the job with `blend cancel job_1` and make a new one."
+    assert stopped_lines("job_1", reason, was_told_to_end=False) == (
+        f"Its latest run failed: {reason}",
+        f"Nothing runs it; once that is mended, {AGAIN}",
+    )
+
+
+def test_of_a_run_that_left_no_reason_none_is_told() -> None:
+    assert stopped_lines("job_1", None, was_told_to_end=False) == (f"Nothing runs it; {AGAIN}",)
+
+
+def test_a_death_that_the_runs_error_tells_is_counted_alone() -> None:
+    death = EngineDeath(datetime(2026, 11, 30, 2, 5, 7, tzinfo=UTC), "The engine was killed.", 3)
+    given_up = f"The engine died 6 times in a row; it is given up. The last time: {death.reason}"
+    assert deaths_line([death] * 6, given_up) == "Its engine died 6 times, last at 02:05:07."
+    for other in (None, "The disk is full."):
+        assert deaths_line([death], other) == "Its engine died once, last at 02:05:07: The engine was killed."
