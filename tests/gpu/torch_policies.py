@@ -18,16 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.engines.torch.engine import TorchEngine
 from blend_core.engines.torch.options import TorchEngineOptions
-from blend_core.planner import PlanConfig, build_plan
 from blend_core.specs import load_device_profile
-from blend_core.tokenizing import Tokenizer
-from flows.bench.engine import mixed_requests, request_arrays
 from flows.bench.random_llama import make_random_llama
-from flows.job_source import JobSource
-from tests.gpu.policy_runs import POLICIES, add_option, beside_fcfs, parser, tell
+from tests.gpu.policy_runs import POLICIES, add_option, answer_questions, beside_fcfs, parser, tell
 
 BLOCK_SIZE = 16
 
@@ -46,33 +41,12 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
             max_num_batched_tokens=asked.max_num_batched_tokens,
         )
     )
-    info = engine.open()
-    requests = mixed_requests(Tokenizer(folder), asked.requests, seed=0)
-    config = PlanConfig(policy, BLOCK_SIZE, sample_fraction=0)
-    plan = build_plan(request_arrays(requests), info.model, info.device, config)
-    begin = time.perf_counter()
-    prompt = cached = output = preempted = failed = 0
-    for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
-        if isinstance(event, RequestFinished):
-            prompt += event.num_prompt_tokens
-            cached += event.num_cached_tokens
-            output += event.num_output_tokens
-        elif isinstance(event, StepWindow):
-            preempted += event.num_preempted
-        elif isinstance(event, RequestFailed):
-            failed += 1
-    busy_s = time.perf_counter() - begin
-    engine.check_integrity()
-    engine.close()
-    return {
-        "policy": policy,
-        "busy_s": busy_s,
-        "output_tokens_per_s": output / busy_s,
-        "total_tokens_per_s": (prompt + output) / busy_s,
-        "prefix_sharing": cached / prompt if prompt else 0.0,
-        "num_preempted": preempted,
-        "num_failed": failed,
-    }
+    try:
+        figures = answer_questions(engine, engine.open(), policy, folder, asked.requests)
+        engine.check_integrity()
+        return figures
+    finally:
+        engine.close()
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import json
 import signal
 import sys
 import tempfile
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,17 +20,12 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
-from blend_core.planner import PlanConfig, build_plan
 from blend_core.specs import load_device_profile
-from blend_core.tokenizing import Tokenizer
-from flows.bench.engine import mixed_requests, request_arrays
 from flows.bench.random_llama import make_random_llama
-from flows.job_source import JobSource
-from tests.gpu.policy_runs import POLICIES, add_option, beside_fcfs, parser, tell
+from tests.gpu.policy_runs import POLICIES, add_option, answer_questions, beside_fcfs, parser, tell
 
 
 class TimeIsOverError(BaseException):
@@ -58,35 +52,9 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
     engine = EngineProcess(partial(make_vllm_engine, options))
     try:
         info = engine.open()
-        requests = mixed_requests(Tokenizer(folder), asked.requests, seed=0)
-        config = PlanConfig(policy, info.limits.block_size, sample_fraction=0)
-        plan = build_plan(request_arrays(requests), info.model, info.device, config)
-        begin = time.perf_counter()
-        prompt = cached = output = preempted = prefill = steps = failed = 0
-        for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
-            if isinstance(event, RequestFinished):
-                prompt += event.num_prompt_tokens
-                cached += event.num_cached_tokens
-                output += event.num_output_tokens
-            elif isinstance(event, StepWindow):
-                preempted += event.num_preempted
-                prefill += event.num_prefill_tokens
-                steps += event.num_steps
-            elif isinstance(event, RequestFailed):
-                failed += 1
-        busy_s = time.perf_counter() - begin
-        return {
-            "policy": policy,
+        return answer_questions(engine, info, policy, folder, asked.requests) | {
             "async_scheduling": info.details["async_scheduling"],
             "kv_blocks": info.limits.num_blocks,
-            "busy_s": busy_s,
-            "output_tokens_per_s": output / busy_s,
-            "total_tokens_per_s": (prompt + output) / busy_s,
-            "prefix_sharing": cached / prompt if prompt else 0.0,
-            "num_preempted": preempted,
-            "num_prefill_tokens": prefill,
-            "num_steps": steps,
-            "num_failed": failed,
         }
     finally:
         engine.close()

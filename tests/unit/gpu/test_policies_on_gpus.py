@@ -1,4 +1,4 @@
-"""The scripts that run policies on a GPU, without one: how they end."""
+"""The scripts that run policies on a GPU, without one: what they count and tell, and how they end."""
 
 import argparse
 import json
@@ -6,12 +6,13 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed, RequestFinished, StepWindow
 from blend_core.errors import RequestErrorCode
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import ModelSpec, load_device_profile
@@ -26,12 +27,14 @@ FIGURES: dict[str, object] = {
     "num_failed": 0,
 }
 
+SCRIPTS_WITH_ENGINES = [(vllm_policies, "EngineProcess"), (torch_policies, "TorchEngine")]
+
 
 class EngineThatFails:
     """Answers no request."""
 
     def __init__(self, options: object) -> None:
-        self.is_closed = False
+        pass
 
     def open(self) -> EngineInfo:
         spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
@@ -45,7 +48,22 @@ class EngineThatFails:
         pass
 
     def close(self) -> None:
-        self.is_closed = True
+        pass
+
+
+class EngineThatAnswersTwo(EngineThatFails):
+    """Answers two requests in two windows and fails a third."""
+
+    def run(self, source: object) -> Iterator[EngineEvent]:
+        yield RequestFinished(0, 0, "", (5, 6, 7), "length", 40, 0, 0.0, 1.0)
+        yield window(num_steps=4, num_prefill_tokens=64, num_preempted=1)
+        yield RequestFinished(1, 0, "", (5,), "length", 60, 25, 0.0, 1.0)
+        yield window(num_steps=2, num_prefill_tokens=16, num_preempted=2)
+        yield from super().run(source)
+
+
+def window(**counts: int) -> StepWindow:
+    return StepWindow(**dict.fromkeys((field.name for field in fields(StepWindow)), 0) | counts)
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +84,23 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     return status
 
 
-@pytest.mark.parametrize(
-    ("script", "engine"), [(vllm_policies, "EngineProcess"), (torch_policies, "TorchEngine")]
-)
+@pytest.mark.parametrize(("script", "engine"), SCRIPTS_WITH_ENGINES)
+def test_figures_are_counted_from_the_events_of_a_run(
+    script: ModuleType, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, engine, EngineThatAnswersTwo)
+    assert run(script, monkeypatch, "--rounds", "1") == 1
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["policy"] for one in runs] == ["fcfs", "dfs", "dual_scan", "density_matched"]
+    for one in runs:
+        assert one["output_tokens_per_s"] * one["busy_s"] == pytest.approx(4)
+        assert one["total_tokens_per_s"] * one["busy_s"] == pytest.approx(104)
+        assert one["prefix_sharing"] == pytest.approx(0.25)
+        assert (one["num_preempted"], one["num_prefill_tokens"], one["num_steps"]) == (3, 80, 6)
+        assert one["num_failed"] == 1
+
+
+@pytest.mark.parametrize(("script", "engine"), SCRIPTS_WITH_ENGINES)
 def test_runs_of_which_every_request_failed_are_told_and_end_with_status_1(
     script: ModuleType, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
