@@ -5,6 +5,9 @@ Every run loads the model anew; after `--limit-s` seconds the runs that are thro
 is given up. The exit status is 1 where a request failed or no run is through. Without `--model` a random
 Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
 
+`added_s_per_step` of a run is what our part of the scheduler took in a step, on average. With
+`async_scheduling` it is spent while the GPU computes, and costs nothing where a step takes longer.
+
 `--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
 
@@ -14,18 +17,16 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from blend_core.engines.process import EngineProcess
-from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.specs import load_device_profile
 from flows.bench.random_llama import make_random_llama
 from tests.gpu.policy_runs import POLICIES, add_option, answer_questions, beside_fcfs, parser, tell
+from tests.gpu.timed_vllm import TimedVllmProcess
 
 
 class TimeIsOverError(BaseException):
@@ -49,10 +50,12 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
         max_num_batched_tokens=asked.max_num_batched_tokens,
         passed=passed,
     )
-    engine = EngineProcess(partial(make_vllm_engine, options))
+    engine = TimedVllmProcess(options)
     try:
         info = engine.open()
-        return answer_questions(engine, info, policy, folder, asked.requests) | {
+        figures = answer_questions(engine, info, policy, folder, asked.requests)
+        return figures | {
+            "added_s_per_step": engine.added_s_per_step,
             "async_scheduling": info.details["async_scheduling"],
             "kv_blocks": info.limits.num_blocks,
         }

@@ -30,11 +30,13 @@ FIGURES: dict[str, object] = {
 WARMING_UP = 1.0
 """Output tokens per second of the run of the torch engine that is not told."""
 
-SCRIPTS_WITH_ENGINES = [(vllm_policies, "EngineProcess"), (torch_policies, "TorchEngine")]
+SCRIPTS_WITH_ENGINES = [(vllm_policies, "TimedVllmProcess"), (torch_policies, "TorchEngine")]
 
 
 class EngineThatFails:
     """Answers no request."""
+
+    added_s_per_step = 0.0
 
     def __init__(self, options: object) -> None:
         pass
