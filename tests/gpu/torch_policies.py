@@ -64,16 +64,18 @@ def main() -> None:
     asked = options.parse_args()
     begin = time.perf_counter()
     runs: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as made:
-        folder = make_random_llama(Path(made) / "random-llama")
-        # Not told: the first run on a GPU loads the kernels of all, which would flatter those after `fcfs`.
-        measure(POLICIES[0], folder, asked)
-        for policy in POLICIES * asked.rounds:
-            if time.perf_counter() - begin < asked.limit_s:
-                runs.append(beside_fcfs(measure(policy, folder, asked), runs))
-                tell(runs[-1], len(runs), len(POLICIES) * asked.rounds)
-    told = {"torch": torch.__version__, "device": asked.device, "runs": runs}
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            folder = make_random_llama(Path(made) / "random-llama")
+            # Not told: the first run on a GPU loads kernels, which would flatter those after `fcfs`.
+            measure(POLICIES[0], folder, asked)
+            for policy in POLICIES * asked.rounds:
+                if time.perf_counter() - begin < asked.limit_s:
+                    runs.append(beside_fcfs(measure(policy, folder, asked), runs))
+                    tell(runs[-1], len(runs), len(POLICIES) * asked.rounds)
+    finally:
+        told = {"torch": torch.__version__, "device": asked.device, "runs": runs}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
     sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)
 
 

@@ -16,7 +16,6 @@ import json
 import signal
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,19 +79,21 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     num_asked = len(POLICIES) * asked.rounds
     signal.signal(signal.SIGALRM, end)
-    with tempfile.TemporaryDirectory() as made, suppress(TimeIsOverError):
-        signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
-        folder = asked.model or make_random_llama(Path(made) / "random-llama")
-        for policy in POLICIES * asked.rounds:
-            runs.append(beside_fcfs(measure(policy, folder, asked), runs))
-            tell(runs[-1], len(runs), num_asked)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    if len(runs) < num_asked:
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
+            folder = asked.model or make_random_llama(Path(made) / "random-llama")
+            for policy in POLICIES * asked.rounds:
+                runs.append(beside_fcfs(measure(policy, folder, asked), runs))
+                tell(runs[-1], len(runs), num_asked)
+    except TimeIsOverError:
         sys.stderr.write(
             f"Time is over after {asked.limit_s:g} s: {len(runs)} of {num_asked} runs are through.\n"
         )
-    told = {"model": str(asked.model or "random-llama"), "num_runs_asked": num_asked, "runs": runs}
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        told = {"model": str(asked.model or "random-llama"), "num_runs_asked": num_asked, "runs": runs}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
     sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)
 
 

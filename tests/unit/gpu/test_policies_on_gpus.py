@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed, RequestFinished, StepWindow
-from blend_core.errors import RequestErrorCode
+from blend_core.errors import EngineStartError, RequestErrorCode
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import ModelSpec, load_device_profile
 from tests.gpu import torch_policies, vllm_policies
@@ -137,6 +137,27 @@ def test_runs_on_vllm_that_take_too_long_are_given_up_and_the_others_told(
         "2 of 12: fcfs, 50.0 output tokens/s, 1.00x fcfs, sharing 25.0%, 3 preempted, 0 failed",
         "Time is over after 0.5 s: 2 of 12 runs are through.",
     ]
+
+
+@pytest.mark.parametrize(("script", "untold"), [(vllm_policies, 0), (torch_policies, 1)])
+def test_runs_before_one_that_cannot_start_are_told(
+    script: ModuleType, untold: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_begun = 0
+
+    def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == untold + 3:
+            raise EngineStartError("Memory does not suffice.")
+        return FIGURES
+
+    monkeypatch.setattr(script, "measure", measure)
+    monkeypatch.setattr(script, "make_random_llama", make_tiny_llama)
+    monkeypatch.setattr(sys, "argv", ["script"])
+    with pytest.raises(EngineStartError):
+        script.main()
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
 
 
 def test_no_run_in_time_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
