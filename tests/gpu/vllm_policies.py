@@ -69,7 +69,7 @@ def main() -> None:
     add_option(options, "--device-profile", "h200", "what plans are reckoned with: by name, or a TOML file")
     add_option(options, "--requests", 256, "at most 264: the demo's prompts")
     add_option(options, "--rounds", 3, "every policy runs once in each")
-    add_option(options, "--kv-blocks", 0, "KV in blocks; 0 takes what the device has room for")
+    add_option(options, "--kv-blocks", 400, "KV in blocks; few, so that order matters; 0 takes all there is")
     add_option(options, "--block-size", 16, "tokens of a KV block; a CPU wants 32")
     add_option(options, "--max-num-seqs", 256, "requests in flight at most")
     add_option(options, "--max-num-batched-tokens", 2048, "tokens of a step at most")

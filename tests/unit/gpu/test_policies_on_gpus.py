@@ -6,16 +6,18 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.simulated import SimulatedEngine
+from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.errors import EngineStartError, RequestErrorCode
 from blend_core.policies.base import EngineLimits
-from blend_core.specs import ModelSpec, load_device_profile
+from blend_core.specs import ModelSpec, load_device_profile, model_spec_preset
 from tests.gpu import torch_policies, vllm_policies
 from tests.tiny_llama import make_tiny_llama
 
@@ -67,6 +69,28 @@ class EngineThatAnswersTwo(EngineThatFails):
         yield from super().run(source)
 
 
+class SimulatedVllm(SimulatedEngine):
+    """vLLM's options on the simulator."""
+
+    added_s_per_step = 0.0
+
+    def __init__(self, options: VllmEngineOptions) -> None:
+        num_blocks = options.passed.get("num_gpu_blocks_override", 100_000)
+        super().__init__(
+            model_spec_preset("llama-3.1-8b"),
+            options.device_profile,
+            EngineLimits(
+                options.block_size, num_blocks, options.max_num_seqs, options.max_num_batched_tokens
+            ),
+            options.policy,
+            overlap=False,
+            output_lengths=lambda request: request.sampling.max_tokens,
+        )
+
+    def open(self) -> EngineInfo:
+        return replace(super().open(), details={"async_scheduling": "true"})
+
+
 def window(**counts: int) -> StepWindow:
     return StepWindow(**dict.fromkeys((field.name for field in fields(StepWindow)), 0) | counts)
 
@@ -103,6 +127,17 @@ def test_figures_are_counted_from_the_events_of_a_run(
         assert one["prefix_sharing"] == pytest.approx(0.25)
         assert (one["num_preempted"], one["num_prefill_tokens"], one["num_steps"]) == (3, 80, 6)
         assert one["num_failed"] == 1
+
+
+def test_kv_of_the_vllm_script_is_so_scarce_that_order_matters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm_policies, "TimedVllmProcess", SimulatedVllm)
+    monkeypatch.setattr(sys, "argv", ["script", "--rounds", "1"])
+    with pytest.raises(SystemExit, match="0"):
+        vllm_policies.main()
+    sharing = {one["policy"]: one["prefix_sharing"] for one in json.loads(capsys.readouterr().out)["runs"]}
+    assert all(sharing[policy] > 1.1 * sharing["fcfs"] for policy in sharing if policy != "fcfs")
 
 
 @pytest.mark.parametrize(("script", "engine"), SCRIPTS_WITH_ENGINES)
