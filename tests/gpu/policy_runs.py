@@ -1,9 +1,20 @@
-"""What the scripts of this folder have in common: policies, options with defaults, what is told of a run."""
+"""What the scripts of this folder have in common: policies, options with defaults, a run and what is told.
+
+No engine's library is loaded here.
+"""
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from blend_core.engines.base import Engine, EngineInfo, RequestFailed, RequestFinished, StepWindow
+from blend_core.planner import PlanConfig, build_plan
+from blend_core.tokenizing import Tokenizer
+from flows.bench.engine import mixed_requests, request_arrays
+from flows.job_source import JobSource
 
 POLICIES = ("fcfs", "dfs", "dual_scan", "density_matched")
 
@@ -28,6 +39,49 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def add_option(to: argparse.ArgumentParser, name: str, default: float | str, meaning: str) -> None:
     """Adds an option of its default's type, whose help tells the default."""
     to.add_argument(name, type=type(default), default=default, help=f"{meaning} (default: %(default)s)")
+
+
+def answer_questions(
+    engine: Engine, info: EngineInfo, policy: str, folder: Path, num_requests: int
+) -> dict[str, Any]:
+    """Runs the demo's questions on an open engine; returns figures. Planning is not in `busy_s`.
+
+    Args:
+        engine: it is left open.
+        info: what `open` returned.
+        policy: what the engine was made with; the plan is made for it.
+        folder: the model's, for its tokenizer.
+        num_requests: questions.
+    """
+    requests = mixed_requests(Tokenizer(folder), num_requests, seed=0)
+    config = PlanConfig(policy, info.limits.block_size, sample_fraction=0)
+    plan = build_plan(request_arrays(requests), info.model, info.device, config)
+    source = JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])
+    prompt = cached = output = preempted = prefill = steps = failed = 0
+    begin = time.perf_counter()
+    for event in engine.run(source):
+        if isinstance(event, RequestFinished):
+            prompt += event.num_prompt_tokens
+            cached += event.num_cached_tokens
+            output += event.num_output_tokens
+        elif isinstance(event, StepWindow):
+            preempted += event.num_preempted
+            prefill += event.num_prefill_tokens
+            steps += event.num_steps
+        elif isinstance(event, RequestFailed):
+            failed += 1
+    busy_s = time.perf_counter() - begin
+    return {
+        "policy": policy,
+        "busy_s": busy_s,
+        "output_tokens_per_s": output / busy_s,
+        "total_tokens_per_s": (prompt + output) / busy_s,
+        "prefix_sharing": cached / prompt if prompt else 0.0,
+        "num_preempted": preempted,
+        "num_prefill_tokens": prefill,
+        "num_steps": steps,
+        "num_failed": failed,
+    }
 
 
 def beside_fcfs(run: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[str, Any]:

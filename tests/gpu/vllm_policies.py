@@ -5,6 +5,9 @@ Every run loads the model anew; after `--limit-s` seconds the runs that are thro
 is given up. The exit status is 1 where a request failed or no run is through. Without `--model` a random
 Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
 
+`added_s_per_step` of a run is what our part of the scheduler took in a step, on average. With
+`async_scheduling` it is spent while the GPU computes, and costs nothing where a step takes longer.
+
 `--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
 
@@ -13,25 +16,16 @@ import json
 import signal
 import sys
 import tempfile
-import time
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from blend_core.engines.base import RequestFailed, RequestFinished, StepWindow
-from blend_core.engines.process import EngineProcess
-from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
-from blend_core.planner import PlanConfig, build_plan
 from blend_core.specs import load_device_profile
-from blend_core.tokenizing import Tokenizer
-from flows.bench.engine import mixed_requests, request_arrays
 from flows.bench.random_llama import make_random_llama
-from flows.job_source import JobSource
-from tests.gpu.policy_runs import POLICIES, add_option, beside_fcfs, parser, tell
+from tests.gpu.policy_runs import POLICIES, add_option, answer_questions, beside_fcfs, parser, tell
+from tests.gpu.timed_vllm import TimedVllmProcess
 
 
 class TimeIsOverError(BaseException):
@@ -55,38 +49,14 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
         max_num_batched_tokens=asked.max_num_batched_tokens,
         passed=passed,
     )
-    engine = EngineProcess(partial(make_vllm_engine, options))
+    engine = TimedVllmProcess(options)
     try:
         info = engine.open()
-        requests = mixed_requests(Tokenizer(folder), asked.requests, seed=0)
-        config = PlanConfig(policy, info.limits.block_size, sample_fraction=0)
-        plan = build_plan(request_arrays(requests), info.model, info.device, config)
-        begin = time.perf_counter()
-        prompt = cached = output = preempted = prefill = steps = failed = 0
-        for event in engine.run(JobSource(plan, lambda seqs: [requests[seq] for seq in seqs])):
-            if isinstance(event, RequestFinished):
-                prompt += event.num_prompt_tokens
-                cached += event.num_cached_tokens
-                output += event.num_output_tokens
-            elif isinstance(event, StepWindow):
-                preempted += event.num_preempted
-                prefill += event.num_prefill_tokens
-                steps += event.num_steps
-            elif isinstance(event, RequestFailed):
-                failed += 1
-        busy_s = time.perf_counter() - begin
-        return {
-            "policy": policy,
+        figures = answer_questions(engine, info, policy, folder, asked.requests)
+        return figures | {
+            "added_s_per_step": engine.added_s_per_step,
             "async_scheduling": info.details["async_scheduling"],
             "kv_blocks": info.limits.num_blocks,
-            "busy_s": busy_s,
-            "output_tokens_per_s": output / busy_s,
-            "total_tokens_per_s": (prompt + output) / busy_s,
-            "prefix_sharing": cached / prompt if prompt else 0.0,
-            "num_preempted": preempted,
-            "num_prefill_tokens": prefill,
-            "num_steps": steps,
-            "num_failed": failed,
         }
     finally:
         engine.close()
@@ -99,7 +69,7 @@ def main() -> None:
     add_option(options, "--device-profile", "h200", "what plans are reckoned with: by name, or a TOML file")
     add_option(options, "--requests", 256, "at most 264: the demo's prompts")
     add_option(options, "--rounds", 3, "every policy runs once in each")
-    add_option(options, "--kv-blocks", 0, "KV in blocks; 0 takes what the device has room for")
+    add_option(options, "--kv-blocks", 400, "KV in blocks; few, so that order matters; 0 takes all there is")
     add_option(options, "--block-size", 16, "tokens of a KV block; a CPU wants 32")
     add_option(options, "--max-num-seqs", 256, "requests in flight at most")
     add_option(options, "--max-num-batched-tokens", 2048, "tokens of a step at most")
@@ -109,19 +79,21 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     num_asked = len(POLICIES) * asked.rounds
     signal.signal(signal.SIGALRM, end)
-    with tempfile.TemporaryDirectory() as made, suppress(TimeIsOverError):
-        signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
-        folder = asked.model or make_random_llama(Path(made) / "random-llama")
-        for policy in POLICIES * asked.rounds:
-            runs.append(beside_fcfs(measure(policy, folder, asked), runs))
-            tell(runs[-1], len(runs), num_asked)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    if len(runs) < num_asked:
+    try:
+        with tempfile.TemporaryDirectory() as made:
+            signal.setitimer(signal.ITIMER_REAL, asked.limit_s)
+            folder = asked.model or make_random_llama(Path(made) / "random-llama")
+            for policy in POLICIES * asked.rounds:
+                runs.append(beside_fcfs(measure(policy, folder, asked), runs))
+                tell(runs[-1], len(runs), num_asked)
+    except TimeIsOverError:
         sys.stderr.write(
             f"Time is over after {asked.limit_s:g} s: {len(runs)} of {num_asked} runs are through.\n"
         )
-    told = {"model": str(asked.model or "random-llama"), "num_runs_asked": num_asked, "runs": runs}
-    sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        told = {"model": str(asked.model or "random-llama"), "num_runs_asked": num_asked, "runs": runs}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
     sys.exit(0 if runs and not any(run["num_failed"] for run in runs) else 1)
 
 

@@ -1,4 +1,4 @@
-"""The scripts that run policies on a GPU, without one: how they end."""
+"""The scripts that run policies on a GPU, without one: what they count and tell, and how they end."""
 
 import argparse
 import json
@@ -6,15 +6,18 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed
-from blend_core.errors import RequestErrorCode
+from blend_core.engines.base import EngineEvent, EngineInfo, RequestFailed, RequestFinished, StepWindow
+from blend_core.engines.simulated import SimulatedEngine
+from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.errors import EngineStartError, RequestErrorCode
 from blend_core.policies.base import EngineLimits
-from blend_core.specs import ModelSpec, load_device_profile
+from blend_core.specs import ModelSpec, load_device_profile, model_spec_preset
 from tests.gpu import torch_policies, vllm_policies
 from tests.tiny_llama import make_tiny_llama
 
@@ -26,12 +29,19 @@ FIGURES: dict[str, object] = {
     "num_failed": 0,
 }
 
+WARMING_UP = 1.0
+"""Output tokens per second of the run of the torch engine that is not told."""
+
+SCRIPTS_WITH_ENGINES = [(vllm_policies, "TimedVllmProcess"), (torch_policies, "TorchEngine")]
+
 
 class EngineThatFails:
     """Answers no request."""
 
+    added_s_per_step = 0.0
+
     def __init__(self, options: object) -> None:
-        self.is_closed = False
+        pass
 
     def open(self) -> EngineInfo:
         spec = ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)
@@ -45,7 +55,44 @@ class EngineThatFails:
         pass
 
     def close(self) -> None:
-        self.is_closed = True
+        pass
+
+
+class EngineThatAnswersTwo(EngineThatFails):
+    """Answers two requests in two windows and fails a third."""
+
+    def run(self, source: object) -> Iterator[EngineEvent]:
+        yield RequestFinished(0, 0, "", (5, 6, 7), "length", 40, 0, 0.0, 1.0)
+        yield window(num_steps=4, num_prefill_tokens=64, num_preempted=1)
+        yield RequestFinished(1, 0, "", (5,), "length", 60, 25, 0.0, 1.0)
+        yield window(num_steps=2, num_prefill_tokens=16, num_preempted=2)
+        yield from super().run(source)
+
+
+class SimulatedVllm(SimulatedEngine):
+    """vLLM's options on the simulator."""
+
+    added_s_per_step = 0.0
+
+    def __init__(self, options: VllmEngineOptions) -> None:
+        num_blocks = options.passed.get("num_gpu_blocks_override", 100_000)
+        super().__init__(
+            model_spec_preset("llama-3.1-8b"),
+            options.device_profile,
+            EngineLimits(
+                options.block_size, num_blocks, options.max_num_seqs, options.max_num_batched_tokens
+            ),
+            options.policy,
+            overlap=False,
+            output_lengths=lambda request: request.sampling.max_tokens,
+        )
+
+    def open(self) -> EngineInfo:
+        return replace(super().open(), details={"async_scheduling": "true"})
+
+
+def window(**counts: int) -> StepWindow:
+    return StepWindow(**dict.fromkeys((field.name for field in fields(StepWindow)), 0) | counts)
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +113,34 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     return status
 
 
-@pytest.mark.parametrize(
-    ("script", "engine"), [(vllm_policies, "EngineProcess"), (torch_policies, "TorchEngine")]
-)
+@pytest.mark.parametrize(("script", "engine"), SCRIPTS_WITH_ENGINES)
+def test_figures_are_counted_from_the_events_of_a_run(
+    script: ModuleType, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, engine, EngineThatAnswersTwo)
+    assert run(script, monkeypatch, "--rounds", "1") == 1
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["policy"] for one in runs] == ["fcfs", "dfs", "dual_scan", "density_matched"]
+    for one in runs:
+        assert one["output_tokens_per_s"] * one["busy_s"] == pytest.approx(4)
+        assert one["total_tokens_per_s"] * one["busy_s"] == pytest.approx(104)
+        assert one["prefix_sharing"] == pytest.approx(0.25)
+        assert (one["num_preempted"], one["num_prefill_tokens"], one["num_steps"]) == (3, 80, 6)
+        assert one["num_failed"] == 1
+
+
+def test_kv_of_the_vllm_script_is_so_scarce_that_order_matters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm_policies, "TimedVllmProcess", SimulatedVllm)
+    monkeypatch.setattr(sys, "argv", ["script", "--rounds", "1"])
+    with pytest.raises(SystemExit, match="0"):
+        vllm_policies.main()
+    sharing = {one["policy"]: one["prefix_sharing"] for one in json.loads(capsys.readouterr().out)["runs"]}
+    assert all(sharing[policy] > 1.1 * sharing["fcfs"] for policy in sharing if policy != "fcfs")
+
+
+@pytest.mark.parametrize(("script", "engine"), SCRIPTS_WITH_ENGINES)
 def test_runs_of_which_every_request_failed_are_told_and_end_with_status_1(
     script: ModuleType, engine: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,6 +174,27 @@ def test_runs_on_vllm_that_take_too_long_are_given_up_and_the_others_told(
     ]
 
 
+@pytest.mark.parametrize(("script", "untold"), [(vllm_policies, 0), (torch_policies, 1)])
+def test_runs_before_one_that_cannot_start_are_told(
+    script: ModuleType, untold: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    num_begun = 0
+
+    def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
+        nonlocal num_begun
+        num_begun += 1
+        if num_begun == untold + 3:
+            raise EngineStartError("Memory does not suffice.")
+        return FIGURES
+
+    monkeypatch.setattr(script, "measure", measure)
+    monkeypatch.setattr(script, "make_random_llama", make_tiny_llama)
+    monkeypatch.setattr(sys, "argv", ["script"])
+    with pytest.raises(EngineStartError):
+        script.main()
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 2
+
+
 def test_no_run_in_time_is_no_success(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vllm_policies, "measure", lambda *arguments: time.sleep(60))
     assert run(vllm_policies, monkeypatch, "--model", str(tmp_path), "--limit-s", "0.1") == 1
@@ -121,11 +214,14 @@ def test_both_scripts_reckon_with_the_same_device(monkeypatch: pytest.MonkeyPatc
     assert set(profiles) == {"h200"}
 
 
-@pytest.mark.parametrize("script", [vllm_policies, torch_policies])
+@pytest.mark.parametrize(("script", "untold"), [(vllm_policies, []), (torch_policies, [WARMING_UP])])
 def test_runs_are_set_beside_fcfs_of_their_round(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: ModuleType,
+    untold: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    speeds = iter([50.0, 60.0, 70.0, 80.0, 100.0, 50.0, 60.0, 0.0])
+    speeds = iter([*untold, 50.0, 60.0, 70.0, 80.0, 100.0, 50.0, 60.0, 0.0])
 
     def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, object]:
         return FIGURES | {"policy": policy, "output_tokens_per_s": next(speeds)}
