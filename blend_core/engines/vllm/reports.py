@@ -85,30 +85,29 @@ Report = Admitted | Stepped
 
 
 class StepReports:
-    """Tells steps when there are enough of them, or the first has waited for long.
+    """Tells steps when there are enough of them, the first has waited for long, or something was missing.
 
-    A step in which something was missing is told at once. Any thread may call.
+    Telling lets other threads of the process go first, which may be busy for milliseconds: it is for when a
+    step is being computed. Any thread may call.
     """
 
     def __init__(self, tell: Callable[[list[Stepped]], None]) -> None:
         """`tell` gets steps in their order; it is never called by two threads at once."""
         self._tell = tell
         self._steps: list[Stepped] = []
+        self._is_urgent = False
         self._lock = Lock()
 
     def add(self, step: Stepped) -> None:
         """A step is through. It is told when `tell_due` is called next, if it is due then."""
         with self._lock:
             self._steps.append(step)
-            if step.asked_in_vain:
-                # Nothing may run before somebody has heard of it.
-                self._tell_steps()
+            self._is_urgent = self._is_urgent or step.asked_in_vain
 
     def tell_due(self) -> None:
         """Tells the steps that were not told yet, if it is time."""
         with self._lock:
-            steps = self._steps
-            if steps and (len(steps) >= STEPS_AT_ONCE or _waited_s(steps) >= LONGEST_WAIT_S):
+            if self._is_urgent or len(self._steps) >= STEPS_AT_ONCE or self._waited_s() >= LONGEST_WAIT_S:
                 self._tell_steps()
 
     def tell_all(self) -> None:
@@ -119,8 +118,11 @@ class StepReports:
 
     def _tell_steps(self) -> None:
         steps, self._steps = self._steps, []
+        self._is_urgent = False
         self._tell(steps)
 
-
-def _waited_s(steps: list[Stepped]) -> float:
-    return steps[-1].started_at + steps[-1].duration_s - steps[0].started_at
+    def _waited_s(self) -> float:
+        if not self._steps:
+            return 0.0
+        latest = self._steps[-1]
+        return latest.started_at + latest.duration_s - self._steps[0].started_at

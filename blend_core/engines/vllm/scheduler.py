@@ -127,9 +127,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             stepped = None
             if scheduler_output.total_num_scheduled_tokens:
                 stepped = self._through(*self._open_steps.popleft(), end_s)
-        # Not under the lock: where steps are read slowly, calls are answered all the same.
         if stepped is not None:
             self._steps.add(stepped)
+            if stepped.asked_in_vain and not self.running:
+                # Nothing may run before somebody has heard of it.
+                self._steps.tell_due()
         self._added_s += time.perf_counter() - end_s
         # Letting go of requests takes a while, which vLLM would take were they not known here.
         ended.clear()
