@@ -101,7 +101,7 @@ def test_schedule_and_update_have_the_signatures_that_are_overridden() -> None:
 
     from blend_core.engines.vllm.scheduler import PolicyScheduler
 
-    for name in ("schedule", "update_from_output"):
+    for name in ("schedule", "get_grammar_bitmask", "update_from_output"):
         assert parameters(getattr(AsyncScheduler, name)) == parameters(getattr(PolicyScheduler, name)), name
 
 
@@ -115,8 +115,40 @@ def test_nothing_else_of_the_scheduler_is_overridden() -> None:
     assert {name for name in own if hasattr(AsyncScheduler, name)} == {
         "__init__",
         "schedule",
+        "get_grammar_bitmask",
         "update_from_output",
     }
+
+
+def test_the_bitmask_is_asked_for_while_a_step_is_computed() -> None:
+    """What is done then is on no step's way."""
+    from vllm.v1.engine.core import EngineCore
+
+    step = inspect.getsource(EngineCore.step)
+    asked = [
+        step.index(text)
+        for text in (
+            "execute_model(scheduler_output, non_block=True)",
+            "get_grammar_bitmask(",
+            "future.result()",
+        )
+    ]
+    assert asked == sorted(asked)
+    overlapping = inspect.getsource(EngineCore.step_with_batch_queue)
+    asked = [
+        overlapping.index(text)
+        for text in (
+            "scheduler_output, non_block=True",
+            "if not scheduler_output.pending_structured_output_tokens:",
+            "get_grammar_bitmask(",
+            "batch_queue.appendleft(",
+            "future.result()",
+            # For a step whose bitmask needs the tokens of the one before.
+            "update_from_output(",
+            "future = self.model_executor.sample_tokens(grammar_output, non_block=True)",
+        )
+    ]
+    assert asked == sorted(asked)
 
 
 def test_only_a_scheduler_that_schedules_ahead_is_vllms_asynchronous_one(scheduler: Any) -> None:
