@@ -13,7 +13,7 @@ The calls of one step, in order::
     ...one forward pass...
     policy.decoding(seq)                          # for each prompt that was completed in this step
     policy.advanced(1)                            # requests that decoded BEFORE this step grew by one
-    policy.prepare()                              # if the engine has something to wait for here
+    policy.prepare()                              # optional, see there
     policy.finished(seq, ...)                     # for each request that ended in this step, 0: no answer
     policy.preempted(seq)                         # whenever the engine had to take a request's blocks away
 
@@ -165,10 +165,11 @@ class AdmissionPolicy(ABC):
         """Every decoding request grew by `num_steps` output tokens: one call per step, or per jump."""
 
     def prepare(self) -> None:  # noqa: B027  # most policies have nothing to prepare
-        """Does now what the next `begin_step` would take long over, as far as it can be done before it.
+        """Does now what the next `begin_step` would take long over.
 
-        For engines that have time here: requests that end in this step still count as in flight. Where it is
-        not called, decisions may be others by that, and by nothing else.
+        Optional: an engine that computes a step elsewhere has time for it. It is called after `advanced` and
+        before `finished` of the same step, so that requests which end in this step still count as in flight.
+        To call it or not may change decisions, never whether they are right.
         """
 
     @abstractmethod

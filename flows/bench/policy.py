@@ -101,6 +101,10 @@ class TimedPolicy(AdmissionPolicy):
         """As of the policy."""
         self._timed(self._inner.advanced, num_steps)
 
+    def prepare(self) -> None:
+        """As of the policy."""
+        self._timed(self._inner.prepare)
+
     def finished(self, seq: int, num_output_tokens: int) -> None:
         """As of the policy."""
         self._timed(self._inner.finished, seq, num_output_tokens)

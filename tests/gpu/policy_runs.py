@@ -26,6 +26,8 @@ Of each run read
   prefix_sharing       share of prompt tokens that came from the cache, 0 to 1; more is better
   num_preempted        fewer is better
   num_failed           must be 0
+
+docs/vllm.md has the others.
 """
 
 

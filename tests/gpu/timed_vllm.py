@@ -17,8 +17,14 @@ from blend_core.engines.vllm.options import VllmEngineOptions
 class SchedulerTime:
     """The event after the last: see the attributes of `VllmEngine`."""
 
-    added_s: float
-    num_steps: int
+    added_s: float = 0.0
+    beside_s: float = 0.0
+    num_steps: int = 0
+
+    def per_step(self) -> dict[str, float]:
+        """Means over the steps, 0 of none."""
+        num_steps = max(1, self.num_steps)
+        return {"added_s_per_step": self.added_s / num_steps, "beside_s_per_step": self.beside_s / num_steps}
 
 
 class TellingVllmEngine(VllmEngine):
@@ -26,24 +32,24 @@ class TellingVllmEngine(VllmEngine):
 
     def run(self, source: RequestSource) -> Generator[EngineEvent | SchedulerTime]:
         yield from super().run(source)
-        yield SchedulerTime(self.added_s, self.num_steps)
+        yield SchedulerTime(self.added_s, self.beside_s, self.num_steps)
 
 
 class TimedVllmProcess(EngineProcess):
     """Keeps the time of the latest run.
 
     Attributes:
-        added_s_per_step: what our part of the scheduler took in a step, mean over all of them; 0 until the
-            run is through.
+        scheduler_time: nothing until the run is through.
     """
 
     def __init__(self, options: VllmEngineOptions) -> None:
         super().__init__(partial(TellingVllmEngine, options))
-        self.added_s_per_step = 0.0
+        self.scheduler_time = SchedulerTime()
 
     def run(self, source: RecallingSource) -> Iterator[EngineEvent]:
+        self.scheduler_time = SchedulerTime()
         for event in super().run(source):
             if isinstance(event, SchedulerTime):
-                self.added_s_per_step = event.added_s / event.num_steps if event.num_steps else 0.0
+                self.scheduler_time = event
             else:
                 yield event

@@ -5,8 +5,9 @@ Every run loads the model anew; after `--limit-s` seconds the runs that are thro
 is given up. The exit status is 1 where a request failed or no run is through. Without `--model` a random
 Llama is made on the spot, whose speed says nothing of a real one's; give a model that fits the GPU.
 
-`added_s_per_step` of a run is what our part of the scheduler took in a step, on average. With
-`async_scheduling` it is spent while the GPU computes, and costs nothing where a step takes longer.
+`added_s_per_step` of a run is what a step waits for our part of the scheduler, on average, and
+`beside_s_per_step` what that part does while the step is computed. With `async_scheduling` both are spent
+while the GPU computes, and cost nothing where a step takes longer.
 
 `--device cpu --block-size 32` tries the script itself out, on vLLM for CPUs, which does not schedule ahead.
 """
@@ -54,7 +55,7 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
         info = engine.open()
         figures = answer_questions(engine, info, policy, folder, asked.requests)
         return figures | {
-            "added_s_per_step": engine.added_s_per_step,
+            **engine.scheduler_time.per_step(),
             "async_scheduling": info.details["async_scheduling"],
             "kv_blocks": info.limits.num_blocks,
         }

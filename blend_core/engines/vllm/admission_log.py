@@ -17,7 +17,7 @@ from blend_core.errors import EngineError
 
 _ENTRY: Final = struct.Struct("<qqqq")
 _SPREAD: Final = 0x9E3779B97F4A7C1
-"""An odd number: times the number of an entry it differs from that of any other, in bits all over."""
+"""An odd number whose multiples differ in many bits, so that the checks of two entries do, too."""
 
 
 class AdmissionLog:
@@ -54,7 +54,7 @@ class AdmissionLog:
         """Yields the admissions that were written since the last call.
 
         Raises:
-            EngineError: the writer has come round.
+            EngineError: the writer has come round to what was not read.
         """
         for revision, entries in groupby(tuple(self._new_entries()), itemgetter(1)):
             yield Admitted(tuple(seq for seq, _ in entries), revision)
@@ -72,7 +72,10 @@ class AdmissionLog:
             if number < expected or check != _check(number, seq, revision):
                 return
             if number > expected:
-                raise EngineError("vLLM's scheduler started more requests than it was given; report this.")
+                raise EngineError(
+                    "Admissions of vLLM were overwritten before they were read; open the engine anew and "
+                    "report this."
+                )
             self._number = expected
             yield seq, revision
 

@@ -239,10 +239,12 @@ class AdmissionQueue:
         return budget if self.flight.num_decoding else max(budget, 1)
 
     def end_step(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts | None:
-        """Tells the policy what vLLM has scheduled, `total` tokens; None where it is nothing.
+        """Tells the policy what vLLM has scheduled, `total` tokens, and lets it prepare.
 
-        Between `take_admitted` and what changes a request of the step next: the step's own outcome, or that
-        of the step before it.
+        Returns None where it is nothing.
+
+        Call it after `take_admitted`, and before the outcome of this step, or of the one before it, changes a
+        request.
         """
         if total == 0:
             return None

@@ -120,7 +120,7 @@ class RemoteCore:
 
     def start(self, policy: str, plan: Plan) -> int:
         """See `Core`."""
-        # Of an earlier run: before, since a scheduler that waits for room lets go of nothing.
+        # Of an earlier run. Before as well: a scheduler whose pipe to us is full waits, and frees nothing.
         self._pass_over_reports()
         number = self.control.start(policy, plan)
         self._pass_over_reports()

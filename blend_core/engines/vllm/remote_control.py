@@ -112,7 +112,7 @@ class RemoteControl:
 
         Raises:
             EngineDiedError: the scheduler's process is gone, and every report of it was read.
-            EngineError: admissions were missed.
+            EngineError: admissions were overwritten before they were read.
         """
         if self._steps is None:
             raise _gone()

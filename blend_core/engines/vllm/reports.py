@@ -1,7 +1,6 @@
 """What the scheduler tells a run: who starts, and what steps did. No vLLM here."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -25,58 +24,67 @@ class Admitted(NamedTuple):
     revision: int
 
 
-@dataclass(slots=True)
-class Stepped:
-    """One step: what was scheduled, and, once it is through, what became of it.
+class CountedStep(NamedTuple):
+    """A step as it was scheduled. A plain tuple, as below: one is made in every step.
 
     Attributes:
         run: number of the run that it was scheduled for.
-        counts: what it computes.
-        revision: plan revision in force when it was scheduled.
+        revision: plan revision in force.
         started_at: see `StepRecord`.
+        counts: what it computes.
         num_cached_tokens: see `StepRecord`.
         kv_usage: see `StepRecord`.
         num_running_left: see `StepRecord`.
         num_running_right: see `StepRecord`.
         num_preempted: see `StepRecord`.
-        duration_s: from where the step before it ended, where they overlap.
-        num_finished: see `StepRecord`.
-        added_s: what steps waited for our part of the scheduler since the step before.
-        beside_s: what it took, since then, while a step was computed.
-        asked_in_vain: the policy asked for a request that vLLM has not got.
     """
 
     run: int
-    counts: StepCounts
     revision: int
     started_at: float
+    counts: StepCounts
     num_cached_tokens: int
     kv_usage: float
     num_running_left: int
     num_running_right: int
     num_preempted: int
-    duration_s: float = 0.0
-    num_finished: int = 0
-    added_s: float = 0.0
-    beside_s: float = 0.0
-    asked_in_vain: bool = False
+
+
+class Stepped(NamedTuple):
+    """A step that is through.
+
+    Attributes:
+        step: what was scheduled.
+        duration_s: from where the step before it ended, where they overlap.
+        num_finished: see `StepRecord`.
+        added_s: what steps waited for our part of the scheduler since the step before.
+        beside_s: what our part did, since then, while a step was computed.
+        asked_in_vain: the policy asked for a request that vLLM has not got.
+    """
+
+    step: CountedStep
+    duration_s: float
+    num_finished: int
+    added_s: float
+    beside_s: float
+    asked_in_vain: bool
 
     def record(self) -> StepRecord:
         """The step as windows count it."""
-        counts = self.counts
+        step, counts = self.step, self.step.counts
         return StepRecord(
-            started_at=self.started_at,
+            started_at=step.started_at,
             duration_s=self.duration_s,
             num_prefill_tokens=counts.num_prefill_tokens,
             num_decode_tokens=counts.num_decode_tokens,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=step.num_cached_tokens,
             num_recomputed_tokens=counts.num_recomputed_tokens,
             prefill_tokens_sq=counts.prefill_tokens_sq,
             decode_kv_tokens=counts.decode_kv_tokens,
-            kv_usage=self.kv_usage,
-            num_running_left=self.num_running_left,
-            num_running_right=self.num_running_right,
-            num_preempted=self.num_preempted,
+            kv_usage=step.kv_usage,
+            num_running_left=step.num_running_left,
+            num_running_right=step.num_running_right,
+            num_preempted=step.num_preempted,
             num_finished=self.num_finished,
         )
 
@@ -125,4 +133,4 @@ class StepReports:
         if not self._steps:
             return 0.0
         latest = self._steps[-1]
-        return latest.started_at + latest.duration_s - self._steps[0].started_at
+        return latest.step.started_at + latest.duration_s - self._steps[0].step.started_at

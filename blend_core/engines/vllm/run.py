@@ -220,17 +220,19 @@ class Run:
 
     def _count(self, report: Stepped) -> Iterator[EngineEvent]:
         if report.asked_in_vain:
+            # Of whichever run: to look once too often does no harm.
             self._window.look_again()
-        if report.run != self._number:
+        if report.step.run != self._number:
+            # The last steps of one that was given up.
             return
         self.added_s += report.added_s
         self.beside_s += report.beside_s
         self.num_steps += 1
         windows: list[StepWindow | None] = []
-        if report.revision > self._window_revision:
+        if report.step.revision > self._window_revision:
             # Steps that were scheduled before the revision have come before.
-            self._window_revision = report.revision
-            windows.append(self._windows.revise(report.revision))
+            self._window_revision = report.step.revision
+            windows.append(self._windows.revise(report.step.revision))
         windows.append(self._windows.add(report.record()))
         yield from (window for window in windows if window is not None)
 

@@ -17,7 +17,7 @@ from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.control import LocalControl
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, StepSender, admission_file, serve_calls
-from blend_core.engines.vllm.reports import Admitted, Report, Stepped, StepReports
+from blend_core.engines.vllm.reports import Admitted, CountedStep, Report, Stepped, StepReports
 from blend_core.engines.vllm.scheduler_view import Readiness
 from blend_core.policies.base import EngineLimits
 
@@ -35,7 +35,16 @@ _RUNNING: Final = RequestStatus.RUNNING
 
 
 class _Scheduled(NamedTuple):
-    """A step that vLLM has scheduled, and what is known of it then alone."""
+    """A step that vLLM has scheduled, and what would be another a moment later.
+
+    Attributes:
+        output: vLLM's.
+        started_at: seconds since the epoch.
+        begin_s: the same on the clock of durations.
+        run: number of the run.
+        revision: plan revision in force.
+        num_cached_tokens: of the prompts that it is the first to compute.
+    """
 
     output: Any
     started_at: float
@@ -76,7 +85,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         self.waiting = self.admission
         self._scheduled: _Scheduled | None = None
         # Steps that are counted and not through, and when each began.
-        self._open_steps: deque[tuple[Stepped, float]] = deque()
+        self._open_steps: deque[tuple[CountedStep, float]] = deque()
         self._last_end_s = self._added_s = self._beside_s = 0.0
         self._prepared: tuple[Any, float] | None = None
         self._told: list[Report] = []
@@ -98,10 +107,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         if self._prepared is None:
             return self._schedule(throttle_prefills)
         (output, prepared_s), self._prepared = self._prepared, None
-        if self._scheduled is not None:
-            # Telling admissions is no part of the step.
-            told_s = time.perf_counter() - prepared_s
-            self._scheduled = self._scheduled._replace(begin_s=self._scheduled.begin_s + told_s)
+        assert self._scheduled is not None, "what is prepared is not counted"
+        # Telling admissions is no part of the step.
+        told_s = time.perf_counter() - prepared_s
+        self._scheduled = self._scheduled._replace(begin_s=self._scheduled.begin_s + told_s)
         return output
 
     def get_grammar_bitmask(self, scheduler_output: Any) -> Any:
@@ -129,9 +138,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
                 stepped = self._through(*self._open_steps.popleft(), end_s)
         if stepped is not None:
             self._steps.add(stepped)
-            if stepped.asked_in_vain and not self.running:
-                # Nothing may run before somebody has heard of it.
-                self._steps.tell_due()
         self._added_s += time.perf_counter() - end_s
         # Letting go of requests takes a while, which vLLM would take were they not known here.
         ended.clear()
@@ -223,30 +229,27 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
 
     def _count(self) -> None:
         """Counts the step that was scheduled last, if it was not counted yet."""
-        if self._scheduled is None:
+        scheduled, self._scheduled = self._scheduled, None
+        if scheduled is None:
             return
-        (output, started_at, begin_s, run, revision, num_cached_tokens), self._scheduled = (
-            self._scheduled,
-            None,
-        )
-        admission = self.admission
+        output, admission = scheduled.output, self.admission
         with admission.lock:
             counts = admission.end_step(output.num_scheduled_tokens, output.total_num_scheduled_tokens)
             if counts is None:
                 return
             flight = admission.flight
-            step = Stepped(
-                run=run,
+            step = CountedStep(
+                run=scheduled.run,
+                revision=scheduled.revision,
+                started_at=scheduled.started_at,
                 counts=counts,
-                revision=revision,
-                started_at=started_at,
-                num_cached_tokens=num_cached_tokens,
+                num_cached_tokens=scheduled.num_cached_tokens,
                 kv_usage=self.kv_cache_manager.usage,
                 num_running_left=flight.num_left,
                 num_running_right=len(flight) - flight.num_left,
                 num_preempted=admission.take_num_preempted(),
             )
-            self._open_steps.append((step, begin_s))
+            self._open_steps.append((step, scheduled.begin_s))
 
     def _num_pending(self) -> int:
         """Decoding requests that the next step leaves out, since a token of theirs is on its way."""
@@ -271,15 +274,15 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             )
         )
 
-    def _through(self, step: Stepped, begin_s: float, end_s: float) -> Stepped:
+    def _through(self, step: CountedStep, begin_s: float, end_s: float) -> Stepped:
         # Steps may overlap: each begins where the one before ended.
-        step.duration_s = max(0.0, end_s - max(begin_s, self._last_end_s))
+        duration_s = end_s - max(begin_s, self._last_end_s)
         self._last_end_s = end_s
-        step.num_finished = self.admission.take_num_finished()
-        step.asked_in_vain = self.admission.take_asked_in_vain()
-        step.added_s, self._added_s = self._added_s + self.admission.take_added_s(), 0.0
-        step.beside_s, self._beside_s = self._beside_s, 0.0
-        return step
+        admission = self.admission
+        added_s, self._added_s = self._added_s + admission.take_added_s(), 0.0
+        beside_s, self._beside_s = self._beside_s, 0.0
+        num_finished, asked_in_vain = admission.take_num_finished(), admission.take_asked_in_vain()
+        return Stepped(step, max(0.0, duration_s), num_finished, added_s, beside_s, asked_in_vain)
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]  # as above

@@ -49,13 +49,24 @@ class Step:
 class OverlappingCore:
     """vLLM's loop over its scheduler, with `depth` steps at once and no model.
 
+    It asks for the bitmask of a step at once, or, as vLLM where that needs the tokens of the step before,
+    when that is through.
+
     Attributes:
         policy: the policy, checked at every call.
         steps: those that are through.
         reports: of the scheduler, of steps that computed something.
     """
 
-    def __init__(self, engine: VllmEngine, requests: list[Request], policy: str, mode: str) -> None:
+    def __init__(
+        self,
+        engine: VllmEngine,
+        requests: list[Request],
+        policy: str,
+        mode: str,
+        *,
+        needs_tokens: bool = False,
+    ) -> None:
         from blend_core.engines.vllm import scheduler as module
 
         core = engine._opened.core._llm_engine.engine_core.engine_core
@@ -73,6 +84,7 @@ class OverlappingCore:
             hash_block_size=core.scheduler.hash_block_size,
         )
         self._is_async = mode == "async"
+        self._needs_tokens = needs_tokens
         self.depth = config.max_concurrent_batches
         self.steps: list[Step] = []
         self.reports: list[Stepped] = []
@@ -98,23 +110,29 @@ class OverlappingCore:
         """Schedules a step, and takes the tokens of the oldest where enough are on their way."""
         if self.scheduler.has_requests():
             self._open.append(self._schedule())
+            if not self._needs_tokens:
+                self._ask_for_bitmask()
             if len(self._open) < self.depth and (self._open[-1].sampled or self.scheduler.has_requests()):
                 return
         step = self._open.popleft()
         self.scheduler.update_from_output(step.output, _model_output(step))
         self.scheduler.admission.flight.check_integrity()
+        if self._needs_tokens and self._open:
+            self._ask_for_bitmask()
         if step.output.total_num_scheduled_tokens:
             self.steps.append(step)
         self.scheduler.control.tell_all()
         self.reports += [one for one in self.scheduler.take_reports() if isinstance(one, Stepped)]
 
+    def _ask_for_bitmask(self) -> None:
+        latest = self._open[-1].output
+        if latest.total_num_scheduled_tokens:
+            assert self.scheduler.get_grammar_bitmask(latest) is None
+
     def _schedule(self) -> Step:
         scheduler = self.scheduler
         decoding = {one.request_id for one in scheduler.running if not one.is_prefill_chunk}
         output = scheduler.schedule()
-        if len(self.steps) % 3:
-            # vLLM asks no sooner than the step before is through where the bitmask needs its tokens.
-            assert scheduler.get_grammar_bitmask(output) is None
         sampled, kv_tokens = {}, 0
         for id_, num_tokens in output.num_scheduled_tokens.items():
             one = scheduler.requests[id_]
@@ -168,24 +186,25 @@ def _model_output(step: Step) -> Any:
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("mode", ["async", "pipeline"])
+@pytest.mark.parametrize("needs_tokens", [False, True])
 def test_steps_that_overlap_are_counted_as_they_are_computed(
-    engine: VllmEngine, policy: str, mode: str
+    engine: VllmEngine, policy: str, mode: str, needs_tokens: bool
 ) -> None:
     requests = [
         replace(one, sampling=replace(ANSWER, max_tokens=(60, 90, 1, 60)[one.seq % 4]))
         for one in random_requests(40, sampling=ANSWER)
     ]
-    core = OverlappingCore(engine, requests, policy, mode)
+    core = OverlappingCore(engine, requests, policy, mode, needs_tokens=needs_tokens)
 
     core.run()
 
     assert core.depth == 2
     assert core.policy.num_preempted > 0
-    counts = [report.counts for report in core.reports]
+    counts = [report.step.counts for report in core.reports]
     assert len(counts) == len(core.steps)
     assert [one.decode_kv_tokens for one in counts] == [step.decode_kv_tokens for step in core.steps]
     prompts = sum(one.num_prompt_tokens for one in requests)
-    cached = sum(report.num_cached_tokens for report in core.reports)
+    cached = sum(report.step.num_cached_tokens for report in core.reports)
     recomputed = sum(one.num_recomputed_tokens for one in counts)
     assert sum(one.num_prefill_tokens for one in counts) - recomputed + cached == prompts
     assert sum(one.num_decode_tokens for one in counts) == sum(

@@ -13,11 +13,13 @@ from cases import random_job
 from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.remote_control import RemoteControl, StepSender, admission_file, serve_calls
-from blend_core.engines.vllm.reports import Admitted, Stepped
+from blend_core.engines.vllm.reports import Admitted, CountedStep, Stepped
 from blend_core.errors import EngineDiedError, PlanError
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
 
-STEP = Stepped(1, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.0, 0, 0.5, 1, 2, 0, duration_s=0.001)
+STEP = Stepped(
+    CountedStep(1, 0, 0.0, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.5, 1, 2, 0), 0.001, 0, 0.0, 0.0, False
+)
 
 
 class Ends:

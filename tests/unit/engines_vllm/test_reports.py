@@ -3,7 +3,7 @@
 import pytest
 
 from blend_core.engines.vllm.flight import StepCounts
-from blend_core.engines.vllm.reports import LONGEST_WAIT_S, STEPS_AT_ONCE, Stepped, StepReports
+from blend_core.engines.vllm.reports import LONGEST_WAIT_S, STEPS_AT_ONCE, CountedStep, Stepped, StepReports
 
 COUNTS = StepCounts((), 5, 3, 0, 25, 30, 0)
 
@@ -19,9 +19,8 @@ def reports(told):
 
 
 def stepped(number=0, *, started_at=0.0, asked_in_vain=False):
-    return Stepped(
-        1, COUNTS, number, started_at, 0, 0.5, 1, 2, 0, duration_s=0.001, asked_in_vain=asked_in_vain
-    )
+    step = CountedStep(1, number, started_at, COUNTS, 0, 0.5, 1, 2, 0)
+    return Stepped(step, 0.001, 0, 0.0001, 0.0001, asked_in_vain)
 
 
 def test_steps_are_told_together_and_in_order(reports, told):

@@ -19,6 +19,7 @@ from blend_core.errors import EngineStartError, RequestErrorCode
 from blend_core.policies.base import EngineLimits
 from blend_core.specs import ModelSpec, load_device_profile, model_spec_preset
 from tests.gpu import torch_policies, vllm_policies
+from tests.gpu.timed_vllm import SchedulerTime
 from tests.tiny_llama import make_tiny_llama
 
 FIGURES: dict[str, object] = {
@@ -38,7 +39,7 @@ SCRIPTS_WITH_ENGINES = [(vllm_policies, "TimedVllmProcess"), (torch_policies, "T
 class EngineThatFails:
     """Answers no request."""
 
-    added_s_per_step = 0.0
+    scheduler_time = SchedulerTime()
 
     def __init__(self, options: object) -> None:
         pass
@@ -72,7 +73,7 @@ class EngineThatAnswersTwo(EngineThatFails):
 class SimulatedVllm(SimulatedEngine):
     """vLLM's options on the simulator."""
 
-    added_s_per_step = 0.0
+    scheduler_time = SchedulerTime()
 
     def __init__(self, options: VllmEngineOptions) -> None:
         num_blocks = options.passed.get("num_gpu_blocks_override", 100_000)

@@ -22,19 +22,26 @@ def test_the_engine_tells_it_after_its_events_in_words_that_cross_to_another_pro
 ) -> None:
     monkeypatch.setattr(VllmEngine, "run", lambda self, source: iter([ADMITTED]))
     monkeypatch.setattr(VllmEngine, "added_s", 0.5)
+    monkeypatch.setattr(VllmEngine, "beside_s", 0.2)
     monkeypatch.setattr(VllmEngine, "num_steps", 100)
     told = list(TellingVllmEngine(OPTIONS).run(object()))
-    assert pickle.loads(pickle.dumps(told)) == [ADMITTED, SchedulerTime(0.5, 100)]
+    assert pickle.loads(pickle.dumps(told)) == [ADMITTED, SchedulerTime(0.5, 0.2, 100)]
 
 
-@pytest.mark.parametrize(("time", "mean_s"), [(SchedulerTime(0.5, 100), 0.005), (SchedulerTime(0.0, 0), 0.0)])
-def test_the_process_keeps_the_mean_and_passes_events_on(
-    time: SchedulerTime, mean_s: float, monkeypatch: pytest.MonkeyPatch
+def test_the_process_keeps_that_of_its_latest_run_and_passes_events_on(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    times = [SchedulerTime(0.5, 0.2, 100), None]
+
     def run(self: EngineProcess, source: object) -> Iterator[Any]:
-        yield from (ADMITTED, time)
+        yield ADMITTED
+        if (time := times.pop(0)) is not None:
+            yield time
 
     monkeypatch.setattr(EngineProcess, "run", run)
     process = TimedVllmProcess(OPTIONS)
     assert list(process.run(object())) == [ADMITTED]
-    assert process.added_s_per_step == mean_s
+    assert process.scheduler_time.per_step() == {"added_s_per_step": 0.005, "beside_s_per_step": 0.002}
+    # Given up before its end.
+    assert list(process.run(object())) == [ADMITTED]
+    assert process.scheduler_time.per_step() == {"added_s_per_step": 0.0, "beside_s_per_step": 0.0}
