@@ -81,7 +81,7 @@ def test_checks_of_other_numbers_differ():
 
 def test_a_writer_that_has_come_round_is_noticed(reader, writer):
     writer.write(Admitted(tuple(range(64 + 1)), 0))
-    with pytest.raises(EngineError, match="more requests than it was given"):
+    with pytest.raises(EngineError, match="overwritten before they were read"):
         list(reader.read())
 
 
