@@ -132,9 +132,9 @@ def _merged_meta_schema(meta: Mapping[str, Any]) -> dict[str, Any]:
 def _with_local_references(node: Any) -> Any:
     """A copy in which every reference is one into the merged meta-schema.
 
-    One to a path keeps the path: `meta/validation#/$defs/stringArray` becomes `#/$defs/stringArray`. Any other
-    (`#`, `#meta`, `meta/core`) means "a schema of this draft" and becomes `#`: `{"$dynamicRef": "#meta"}`
-    becomes `{"$ref": "#"}`.
+    One to a path keeps the path: `meta/validation#/$defs/stringArray` becomes `#/$defs/stringArray`. Any
+    other (`#`, `#meta`, `meta/core`) means "a schema of this draft": `{"$dynamicRef": "#meta"}` becomes
+    `{"$ref": "#"}`.
     """
     if isinstance(node, list):
         return [_with_local_references(part) for part in node]
