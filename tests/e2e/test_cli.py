@@ -207,7 +207,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     assert dead["is_gone"]
     assert f"Nothing runs it: process {ended.pid} on " in text
     assert "is gone, last sign of life" in text
-    assert f"`blend run --job-id {job_id}` continues it" in text
+    assert f"; continue it with: blend run --job-id {job_id}\n" in text
 
 
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:
