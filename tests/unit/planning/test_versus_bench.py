@@ -26,7 +26,7 @@ def prompt_tokens(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def measure(run: VersusRun, folder: Path) -> tuple[RunFigures, float]:
         busy_s = 4.0 if run.name == "run-batch" else 2.0
-        return RunFigures(told.get(run.name, 1200), 80, busy_s, 0.5, 0, 0.0), 9.0
+        return RunFigures(told.get(run.name, 1200), 80, busy_s, 0.5, 0, 0.0, 0.0), 9.0
 
     monkeypatch.setattr(versus, "_measure", measure)
     monkeypatch.setattr(versus, "_model_folder", lambda settings, model, folder: folder)
