@@ -234,8 +234,8 @@ class JobOptions(JobPart):
         title="vLLM options",
         description="options of vLLM's own by its names, over those of the machine, and `lora_adapters` "
         '(docs/vllm.md); in the form as JSON: `{"max_model_len": 4096}`',
-        # For Prefect's form alone, which makes a field of each of `properties`, and knows no `propertyNames`
-        # but in `allOf`.
+        # For Prefect's form alone: the form makes a field of each of `properties`, and drops `propertyNames`
+        # anywhere but in `allOf`.
         json_schema_extra={"allOf": [{"propertyNames": {"enum": [*sorted(KNOWN_OPTIONS)]}}]},
     )
     chat_template_kwargs: dict[str, Any] = Field(
