@@ -234,7 +234,8 @@ class JobOptions(JobPart):
         title="vLLM options",
         description="options of vLLM's own by its names, over those of the machine, and `lora_adapters` "
         '(docs/vllm.md); in the form as JSON: `{"max_model_len": 4096}`',
-        # For the form alone: it makes a field of each of `properties`, and drops `propertyNames` elsewhere.
+        # For Prefect's form alone: the form makes a field of each of `properties`, and drops `propertyNames`
+        # anywhere but in `allOf`.
         json_schema_extra={"allOf": [{"propertyNames": {"enum": [*sorted(KNOWN_OPTIONS)]}}]},
     )
     chat_template_kwargs: dict[str, Any] = Field(

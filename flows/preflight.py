@@ -98,7 +98,12 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     serving = wiring.serving(spec)
     if serving.is_vllm:
         check_adapter_folders(serving.vllm_options)
-        check_context_length(serving.vllm_options, folder, spec.model)
+        check_context_length(
+            serving.vllm_options,
+            folder,
+            spec.model,
+            is_any_length_taken=wiring.settings.is_any_context_length_taken,
+        )
     else:
         _check_device(wiring.settings.engine.device)
     wiring.rank_devices(spec)

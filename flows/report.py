@@ -23,7 +23,7 @@ from storage.results import (
     error_code_counts,
     job_metrics,
 )
-from storage.runs import latest_run_engine, latest_run_error, latest_run_id
+from storage.runs import latest_run
 from storage.suspects import EngineDeath, engine_deaths
 
 NUM_TABLE_ROWS = 12
@@ -199,14 +199,15 @@ def build_report(
     """
     job = get_job(database, job_id)
     plan = load_plan_summary(database, job_id, revision=0)
-    run_id = latest_run_id(database, job_id)
-    windows = densities(database, run_id) if run_id is not None else []
+    latest = latest_run(database, job_id)
+    windows = [] if latest is None else densities(database, latest.run_id)
+    run_error = None if latest is None or job.status.is_end else latest.error
     return JobReport(
         job_id=job_id,
         name=job.name,
         status=str(job.status),
         model=job.model,
-        engine=latest_run_engine(database, job_id),
+        engine=None if latest is None else latest.engine,
         device=None if plan is None else plan.device,
         what_if_device=None if what_if is None or model is None else what_if.name,
         counts=counts(database, job_id),
@@ -215,7 +216,7 @@ def build_report(
         best_sharing=None if plan is None else plan.prefix_sharing_best,
         error_codes=error_code_counts(database, job_id),
         batches=batch_densities(windows, model, what_if),
-        failure=job.error_message or (None if job.status.is_end else latest_run_error(database, job_id)),
+        failure=job.error_message or run_error,
         output_uri=job.output_uri,
         error_uri=job.error_uri,
         table_uri=job.table_uri,

@@ -38,10 +38,39 @@ class Serving:
             ConfigurationError: vLLM is asked for and cannot serve here, or not with its options, or those are
                 given and it is not to serve.
         """
-        wanted = options.engine
-        if wanted is EngineName.AUTO:
-            wanted = EngineName(settings.name)
-        why_not = why_not_vllm(settings.device, installed_vllm())
+        serving = cls._chosen(settings, options, why_not_vllm(settings.device, installed_vllm()))
+        serving._check_device()
+        return serving
+
+    @classmethod
+    def to_plan(cls, settings: EngineSettings, options: JobOptions, *, is_device_here: bool) -> "Serving":
+        """The engine that a dry run plans for; a job may be planned on another machine than runs it.
+
+        As `of`, but for two refusals that it passes over: that no vLLM here can serve the device, where vLLM
+        is asked for, by name or by options of its own; and, for a device that is not here, that of options
+        which vLLM cannot take on this machine's CPU.
+
+        Args:
+            settings: of this machine's engines.
+            options: of the job.
+            is_device_here: whether it is planned for this machine's device.
+
+        Raises:
+            ConfigurationError: the job has options for vLLM, and its engine, or that of this machine's
+                settings, is torch; or vLLM cannot take its options on this machine's device.
+        """
+        wanted = _wanted(settings, options)
+        asks_for_vllm = wanted is EngineName.VLLM or bool(options.vllm)
+        why_not = None if asks_for_vllm else why_not_vllm(settings.device, installed_vllm())
+        serving = cls._chosen(settings, options, why_not)
+        if is_device_here:
+            serving._check_device()
+        return serving
+
+    @classmethod
+    def _chosen(cls, settings: EngineSettings, options: JobOptions, why_not: str | None) -> "Serving":
+        """The engine, where `why_not` says why vLLM cannot serve, None that it can."""
+        wanted = _wanted(settings, options)
         if wanted is EngineName.VLLM and why_not is not None:
             raise ConfigurationError(f"The engine `vllm` cannot be used: {why_not}")
         if wanted is EngineName.TORCH or why_not is not None:
@@ -51,27 +80,7 @@ class Serving:
                     reason = "its engine is `torch`; leave them out, or ask for the engine `vllm`."
                 raise ConfigurationError(f"The job has options for vLLM, which will not run it: {reason}")
             return cls(EngineName.TORCH, settings, {})
-        vllm_options = {**settings.vllm, **options.vllm}
-        if settings.device == "cpu":
-            check_options_on_cpu(vllm_options)
-        return cls(EngineName.VLLM, settings, vllm_options)
-
-    @classmethod
-    def to_plan(cls, settings: EngineSettings, options: JobOptions) -> "Serving":
-        """The engine that a dry run plans for: as `of`, or vLLM where it is asked for and not here.
-
-        A job may be planned on another machine than the one that runs it.
-
-        Raises:
-            ConfigurationError: the job has options for vLLM and asks for torch.
-        """
-        try:
-            return cls.of(settings, options)
-        except ConfigurationError:
-            wanted = settings.name if options.engine is EngineName.AUTO else options.engine
-            if wanted == EngineName.TORCH:
-                raise
-            return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
+        return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
 
     @property
     def is_vllm(self) -> bool:
@@ -139,6 +148,10 @@ class Serving:
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
         )
 
+    def _check_device(self) -> None:
+        if self.is_vllm and self._is_on_cpu:
+            check_options_on_cpu(self.vllm_options)
+
     @property
     def _is_on_cpu(self) -> bool:
         return self.settings.device == "cpu"
@@ -156,3 +169,8 @@ class Serving:
         from blend_core.engines.torch.linear import native_dtype
 
         return str(native_dtype(torch.device(self.settings.device))).removeprefix("torch.")
+
+
+def _wanted(settings: EngineSettings, options: JobOptions) -> EngineName:
+    """The engine that the job asks for, else the machine's settings, which may leave it open."""
+    return EngineName(settings.name) if options.engine is EngineName.AUTO else options.engine

@@ -3,14 +3,15 @@
 The file lies in the state folder and has the same variables, so that they do not depend on the shell; what is
 in the environment wins. Variables start with `BLEND_`; a nested value is reached with two underscores
 (`BLEND_DATABASE__URL`).
-`PREFECT_API_URL` is the one exception, since Prefect's own clients read it too.
+Those of others keep their names: `PREFECT_API_URL`, which Prefect's own clients read too, and
+`CUDA_VISIBLE_DEVICES` and `VLLM_ALLOW_LONG_MAX_MODEL_LEN`, which CUDA and vLLM read in the environment.
 """
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_origin
 
 from pydantic import (
     BaseModel,
@@ -140,9 +141,19 @@ class Settings(BaseSettings):
     visible_gpus: str = Field(
         "", validation_alias="CUDA_VISIBLE_DEVICES", description="GPUs of this process, which runs lock by it"
     )
+    allow_long_max_model_len: str = Field(
+        "",
+        validation_alias="VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        description="`1` lets vLLM's `max_model_len` be more than the model's context",
+    )
     prefect_api_url: str | None = Field(
         None, validation_alias="PREFECT_API_URL", description="Prefect server; empty uses the embedded one"
     )
+
+    @property
+    def is_any_context_length_taken(self) -> bool:
+        """Whether vLLM takes contexts that are longer than the model's, as vLLM itself reads its variable."""
+        return self.allow_long_max_model_len.strip().lower() in ("1", "true")
 
     @classmethod
     def settings_customise_sources(
@@ -180,6 +191,8 @@ _PARTS = tuple(f"{name}__" for name in _STRUCTURED)
 _NAMES = {
     str(field.validation_alias or f"BLEND_{name.upper()}") for name, field in Settings.model_fields.items()
 }
+_READERS: Final = {"CUDA_VISIBLE_DEVICES": "CUDA", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "vLLM"}
+"""Who reads variables that a file cannot set, since they read the environment themselves."""
 
 
 class _Given(NamedTuple):
@@ -232,10 +245,10 @@ def _check_line(line: SettingsLine, file: Path) -> None:
             f"Line {line.number} of {file} sets BLEND_HOME, which says where this file lies; set it in the "
             "environment."
         )
-    if line.name == "CUDA_VISIBLE_DEVICES":
+    if line.name in _READERS:
         raise ConfigurationError(
-            f"Line {line.number} of {file} sets CUDA_VISIBLE_DEVICES, which CUDA reads from the environment "
-            "alone; set it there."
+            f"Line {line.number} of {file} sets {line.name}, which {_READERS[line.name]} reads from the "
+            "environment alone; set it there."
         )
     if line.name not in _NAMES and not line.name.startswith(_PARTS):
         raise ConfigurationError(

@@ -38,6 +38,23 @@ class JobNow:
     is_overdue: bool
 
 
+@dataclass(frozen=True, slots=True)
+class LatestRun:
+    """The run that a job had last, or has now.
+
+    Attributes:
+        run_id: the run.
+        engine: name of its engine.
+        status: its state.
+        error: why it ended; None where it goes on or ended well. One that was told to end has a reason, too.
+    """
+
+    run_id: str
+    engine: str
+    status: RunStatus
+    error: str | None
+
+
 def is_held() -> sa.ColumnElement[bool]:
     """Whether a run whose lease lasts executes the job; for a statement that selects from `batch_job`."""
     return (
@@ -151,32 +168,25 @@ def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: 
         )
 
 
-def latest_run_id(db: Database, job_id: str) -> str | None:
+def latest_run(db: Database, job_id: str) -> LatestRun | None:
     """The run that a job had last, or has now; None before the first."""
-    return _of_latest_run(db, job_id, run.c.run_id)
-
-
-def latest_run_engine(db: Database, job_id: str) -> str | None:
-    """The engine of a job's latest run; None before the first."""
-    return _of_latest_run(db, job_id, run.c.engine)
-
-
-def latest_run_status(db: Database, job_id: str) -> RunStatus | None:
-    """How the latest run of a job stands; None before the first."""
-    status = _of_latest_run(db, job_id, run.c.status)
-    return None if status is None else RunStatus(status)
-
-
-def latest_run_error(db: Database, job_id: str) -> str | None:
-    """Why the latest run of a job ended; None where it goes on or ended well."""
-    return _of_latest_run(db, job_id, run.c.error_message)
-
-
-def _of_latest_run(db: Database, job_id: str, column: sa.ColumnElement[str]) -> str | None:
-    statement = sa.select(column).where(run.c.job_id == job_id).order_by(run.c.fencing_number.desc())
+    statement = (
+        sa.select(run.c.run_id, run.c.engine, run.c.status, run.c.error_message)
+        .where(run.c.job_id == job_id)
+        .order_by(run.c.fencing_number.desc())
+        .limit(1)
+    )
     with db.connect() as connection:
-        value: str | None = connection.execute(statement.limit(1)).scalar_one_or_none()
-    return value
+        row = connection.execute(statement).one_or_none()
+    if row is None:
+        return None
+    return LatestRun(row.run_id, row.engine, RunStatus(row.status), row.error_message)
+
+
+def latest_run_id(db: Database, job_id: str) -> str | None:
+    """Id of the run that a job had last, or has now; None before the first."""
+    latest = latest_run(db, job_id)
+    return None if latest is None else latest.run_id
 
 
 def _lease_end(lease_s: float) -> sa.ColumnElement[object]:

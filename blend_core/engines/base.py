@@ -18,10 +18,11 @@ from blend_core.specs import DeviceProfile, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class RequestsAdmitted:
-    """Requests that are in flight from the next step on, told before anything comes of that step.
+    """Requests that are in flight from the next step on, told before the outputs of that step, and before the
+    engine's death if it dies in it.
 
-    Should the engine die, which is told after it, what was admitted and has not ended is what it may have
-    died of. Told once a request: one that is preempted is not admitted anew.
+    What was admitted and has not ended when the engine dies is what it may have died of. Told once a
+    request: one that is preempted is not admitted anew.
 
     Attributes:
         seqs: the requests, in the order of their admission.

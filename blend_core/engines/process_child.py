@@ -99,7 +99,8 @@ class _Channel:
 
 
 def end_with_parent(lifeline_fd: int) -> None:
-    """From now on a thread waits for the parent's end and kills this process group, not the parent's own.
+    """From now on a thread waits for the parent's end, then kills this process group, which must not be the
+    parent's.
 
     Args:
         lifeline_fd: of a pipe whose other end the parent holds.

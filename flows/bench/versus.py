@@ -116,6 +116,7 @@ def run_versus_bench(
     why_not = why_not_vllm(settings.engine.device, found)
     if found is None or why_not is not None:
         raise ConfigurationError(f"The comparison cannot run: {why_not}")
+    tell(f"vllm {found.version} under each policy, beside its own batch runner (run-batch)")
     kv_blocks = {"scarce": SCARCE_KV_BLOCKS, "ample": AMPLE_KV_BLOCKS}
     measured: dict[tuple[str, str], list[tuple[RunFigures, float]]] = {}
     with tempfile.TemporaryDirectory(prefix="blend-versus-") as name:

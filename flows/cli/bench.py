@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from blend_core.errors import ConfigurationError
+from blend_core.wording import count_text
 from flows.cli import bench_studies
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 from flows.numbers import MAX_SEED
@@ -39,17 +40,18 @@ def engine(
     versus: Annotated[
         Literal["run-batch"] | None,
         typer.Option(
-            help="Changes nothing: names vLLM's own runner, beside which --engine vllm is always measured."
+            help="With --engine vllm: what it is measured beside, vLLM's own batch runner. Default, and the "
+            "only choice: run-batch."
         ),
     ] = None,
     num_rounds: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--rounds",
             min=1,
-            help="With --engine vllm; every way runs once in each, some 10 minutes a round.",
+            help="With --engine vllm: every way runs once in each, some 10 minutes a round. Default: 7.",
         ),
-    ] = 7,
+    ] = None,
     json: Json = False,
 ) -> None:
     """Measure an engine under each policy.
@@ -69,10 +71,11 @@ def engine(
       blend bench engine --engine vllm --versus run-batch
     """
     if name == "vllm":
-        _versus(model, num_requests, num_rounds, json=json)
+        _versus(model, num_requests, num_rounds or 7, json=json)
         return
-    if versus is not None:
-        raise ConfigurationError("--versus run-batch measures vLLM; give --engine vllm with it.")
+    for option, value in (("--versus", versus), ("--rounds", num_rounds)):
+        if value is not None:
+            raise ConfigurationError(f"{option} is for --engine vllm; give that, too, or leave {option} out.")
     model, num_requests = model or "smollm2-135m", num_requests or 128
     from dataclasses import asdict
 
@@ -111,7 +114,10 @@ def _versus(model: str | None, num_requests: int | None, num_rounds: int, *, jso
     if json:
         print_json(asdict(figures))
         return
-    print_line(f"engine {figures.engine}, model {figures.model}, medians of {num_rounds} rounds")
+    print_line(
+        f"engine {figures.engine} beside vLLM's own run-batch, model {figures.model}, medians of "
+        f"{count_text(num_rounds, 'round')}"
+    )
     print_table(
         (
             "KV",

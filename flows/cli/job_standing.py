@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from storage.suspects import EngineDeath
 
 
+def continuation(job_id: str) -> str:
+    """What continues a job, for the end of a line: nothing follows it, so that it can be copied."""
+    return f"continue it with: blend run --job-id {job_id}"
+
+
 def deaths_line(deaths: "Sequence[EngineDeath]", run_error: str | None) -> str:
     """How often engines of a job died; with the last reason unless the run's error, which follows, has it."""
     last = deaths[-1]
@@ -23,9 +28,9 @@ def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) 
     Args:
         job_id: the job.
         run_error: why its latest run ended.
-        was_told_to_end: whether that was no failure; its reason says to run the job again, too.
+        was_told_to_end: whether its run was interrupted; its message is not shown, since it says the same.
     """
-    again = f"continue it with: blend run --job-id {job_id}"
+    again = continuation(job_id)
     if was_told_to_end:
         return (f"Nothing runs it: its latest run was told to end; {again}",)
     if run_error is None:
@@ -50,10 +55,10 @@ def holder_line(live: "LiveRun") -> str:
     """Who runs a job and how old its last sign of life is; what to do where it is dead."""
     from flows.lease_holder import holder_text, is_gone
 
-    holder, again = holder_text(live.details), f"`blend run --job-id {live.job_id}` continues it"
+    holder, again = holder_text(live.details), continuation(live.job_id)
     age = f"last sign of life {live.heartbeat_age_s:.0f} s ago"
     if is_gone(live.details):
-        return f"Nothing runs it: {holder} is gone, {age}; {again}."
+        return f"Nothing runs it: {holder} is gone, {age}; {again}"
     if live.lease_left_s <= 0:
-        return f"Nothing runs it: {holder} counts as dead, {age}; {again}."
+        return f"Nothing runs it: {holder} counts as dead, {age}; {again}"
     return f"Run by {holder} since {live.started_at:%Y-%m-%d %H:%M:%S}, {age}"

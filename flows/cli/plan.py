@@ -121,7 +121,7 @@ def plan(
     deadline_s = None if deadline is None else seconds_of(deadline)
     profile = load_device_profile(device or settings.engine.device_profile)
     note = _notes(time.monotonic)
-    options = PlanOptions(model, max_tokens, quick=quick)
+    options = PlanOptions(model, max_tokens, is_device_here=device is None, quick=quick)
     asked = read_input(settings, source, job_id, options, note)
     workload = workload_of(
         asked,
@@ -140,7 +140,7 @@ def plan(
         counted_with_tokenizer=asked.counted_with_tokenizer,
         expected_output_tokens=expected_output_tokens,
         workload=workload,
-        forecast=forecast(workload, asked.options.policy.value, deadline_s, note),
+        forecast=forecast(workload, asked.policy.value, deadline_s, note),
     )
     if json:
         print_json(plan_json(report))

@@ -16,7 +16,7 @@ from flows.dry_run.lines import checked_items
 from flows.dry_run.model import find_model
 from flows.dry_run.requests import cut_to, read_requests, rows_within
 from flows.ingest.parse import ParseOptions
-from flows.job_parts import JobOptions
+from flows.job_parts import JobOptions, Policy
 from flows.job_spec import load_job_file
 from flows.serving import Serving
 from flows.settings import Settings
@@ -32,11 +32,13 @@ class PlanOptions:
     Attributes:
         model: name of the model, a folder or a preset.
         default_max_tokens: longest answer of a request that does not say.
+        is_device_here: plan for this machine's device.
         quick: do not tokenise.
     """
 
     model: str | None
     default_max_tokens: int | None
+    is_device_here: bool
     quick: bool
 
 
@@ -50,8 +52,9 @@ class PlanInput:
         num_bad: lines and rows that would become error rows.
         bad_by_code: the same by error code; empty for a job, whose results name them.
         counted_with_tokenizer: whether tokens are the model's own.
-        model: sizes of the model.
-        options: of the job; a file of requests has none, and gets the defaults.
+        model: sizes of the model, with the context that it would be served with.
+        serving: the engine that is planned for.
+        policy: the job's; a file of requests gets the default.
         recorded: output tokens by `seq` of answers that the job has.
         priors: what earlier nights tell, row by row of the requests.
     """
@@ -62,7 +65,8 @@ class PlanInput:
     bad_by_code: dict[str, int]
     counted_with_tokenizer: bool
     model: ModelSpec
-    options: JobOptions
+    serving: Serving
+    policy: Policy
     recorded: dict[int, int]
     priors: LengthPriors
 
@@ -98,9 +102,10 @@ def _read_request_file(
     settings: Settings, source: str, options: PlanOptions, on_lines: Callable[[int], None]
 ) -> PlanInput:
     """Reads a request file, local or in S3."""
-    name = options.model or DEFAULT_MODEL
-    model, tokenizer = _find_model(settings, JobOptions(), name, with_tokenizer=not options.quick)
-    max_tokens = options.default_max_tokens or JobOptions().default_max_tokens
+    name, defaults = options.model or DEFAULT_MODEL, JobOptions()
+    serving = Serving.to_plan(settings.engine, defaults, is_device_here=options.is_device_here)
+    model, tokenizer = _served_model(settings, serving, name, with_tokenizer=not options.quick)
+    max_tokens = options.default_max_tokens or defaults.default_max_tokens
     lines = checked_items(source_items(source, ParseOptions(name, default_max_tokens=max_tokens)))
     found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
     return PlanInput(
@@ -110,7 +115,8 @@ def _read_request_file(
         bad_by_code=found.bad_lines,
         counted_with_tokenizer=tokenizer is not None,
         model=model,
-        options=JobOptions(),
+        serving=serving,
+        policy=defaults.policy,
         recorded={},
         priors=no_priors(len(found.arrays)),
     )
@@ -124,7 +130,8 @@ def _read_job_file(
 
     spec = load_job_file(Path(source))
     name = options.model or spec.model
-    model, tokenizer = _find_model(settings, spec.options, name, with_tokenizer=not options.quick)
+    serving = Serving.to_plan(settings.engine, spec.options, is_device_here=options.is_device_here)
+    model, tokenizer = _served_model(settings, serving, name, with_tokenizer=not options.quick)
     parsing = ParseOptions(
         spec.model,
         strict_model=spec.options.strict_model,
@@ -141,7 +148,8 @@ def _read_job_file(
         bad_by_code=found.bad_lines,
         counted_with_tokenizer=tokenizer is not None,
         model=model,
-        options=spec.options,
+        serving=serving,
+        policy=spec.options.policy,
         recorded={},
         priors=priors,
     )
@@ -154,7 +162,8 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
     with connected(settings) as wiring:
         job = known_job(wiring, job_id, options.model)
     name = options.model or job.spec.model
-    model, _ = _find_model(settings, job.spec.options, name, with_tokenizer=False)
+    serving = Serving.to_plan(settings.engine, job.spec.options, is_device_here=options.is_device_here)
+    model, _ = _served_model(settings, serving, name, with_tokenizer=False)
     # Of the job's own model all are; another may be shorter.
     rows = rows_within(job.arrays, model.max_model_len)
     return PlanInput(
@@ -164,16 +173,16 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
         bad_by_code={},
         counted_with_tokenizer=True,
         model=model,
-        options=job.spec.options,
+        serving=serving,
+        policy=job.spec.options.policy,
         recorded=job.recorded,
         priors=job.priors.take(rows),
     )
 
 
-def _find_model(
-    settings: Settings, options: JobOptions, name: str, *, with_tokenizer: bool
+def _served_model(
+    settings: Settings, serving: Serving, name: str, *, with_tokenizer: bool
 ) -> tuple[ModelSpec, Tokenizer | None]:
     """The model with the context that it would be served with, and its tokenizer."""
     model, tokenizer = find_model(settings, name, with_tokenizer=with_tokenizer)
-    serving = Serving.to_plan(settings.engine, options)
     return replace(model, max_model_len=serving.max_model_len(model)), tokenizer

@@ -19,7 +19,6 @@ from flows.dry_run.lengths import (
 )
 from flows.dry_run.target import own_target, target_of
 from flows.dry_run.workload import QUICK, SimulationSize, Workload, requests_that_fit
-from flows.serving import Serving
 from flows.settings import Settings
 
 
@@ -57,7 +56,7 @@ def workload_of(
             else "There is no line and no row to plan; give the source a request in each."
         )
     target = (
-        own_target(asked.model, profile, Serving.to_plan(settings.engine, asked.options))
+        own_target(asked.model, profile, asked.serving)
         if is_own_engine
         else target_of(asked.model, profile, settings.engine.block_size)
     )

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_lines
+from flows.cli.job_standing import continuation, deaths_line, holder_json, holder_line, stopped_lines
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ def _status_of_all(*, json: bool) -> None:
         print_line(night["message"])
     for each in stopped:
         print_line(
-            f"Nothing runs job {each.job_id} ({each.name}, {each.status}); continue it with: "
-            f"blend run --job-id {each.job_id}"
+            f"Nothing runs job {each.job_id} ({each.name}, {each.status}); {continuation(each.job_id)}"
         )
 
 
@@ -166,7 +165,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     from storage.jobs import get_job
     from storage.lost_runs import live_run
     from storage.results import counts, job_metrics
-    from storage.runs import RunStatus, latest_run_engine, latest_run_error, latest_run_status
+    from storage.runs import RunStatus, latest_run
     from storage.suspects import engine_deaths
 
     with connected() as wiring:
@@ -174,11 +173,12 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         tally = counts(wiring.database, job_id)
         metrics = job_metrics(wiring.database, job_id)
         deaths = engine_deaths(wiring.database, job_id)
-        engine = latest_run_engine(wiring.database, job_id)
+        latest = latest_run(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
-        run_error = None if job.status.is_end else latest_run_error(wiring.database, job_id)
-        was_told_to_end = latest_run_status(wiring.database, job_id) is RunStatus.CANCELLED
         is_stopped = not job.status.is_end and bool(_jobs_left(wiring, job_id))
+    engine = None if latest is None else latest.engine
+    run_status = None if latest is None else latest.status
+    run_error = None if latest is None or job.status.is_end else latest.error
     if json:
         print_json(
             _job_json(job)
@@ -187,6 +187,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
                 "engine": engine,
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
+                "latest_run_status": run_status,
                 "latest_run_error": run_error,
                 "is_stopped": is_stopped,
                 "held_by": None if live is None else holder_json(live),
@@ -215,6 +216,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         if job.write_back["error"] is not None:
             print_line(f"{job.write_back['error']} `blend write-back {job.job_id}` does it again.")
     if is_stopped and live is None:
+        was_told_to_end = run_status is RunStatus.CANCELLED
         for line in stopped_lines(job.job_id, run_error, was_told_to_end=was_told_to_end):
             print_line(line)
     for uri in filter(None, (job.output_uri, job.error_uri, job.table_uri)):

@@ -32,7 +32,7 @@ class Target:
         device: abilities of all devices of a replica together.
         limits: of an engine on them.
         tensor_parallel: devices of a replica.
-        engine: name of this installation's engine, None for devices that are not here.
+        engine: name of the engine that is planned for, None for devices that are not here.
     """
 
     model: ModelSpec
@@ -43,7 +43,10 @@ class Target:
 
 
 def own_target(model: ModelSpec, device: DeviceProfile, serving: Serving) -> Target:
-    """Returns the engine of this installation as it would be opened; the profile gets its KV."""
+    """Returns the engine that is planned for, with this machine's settings; the profile gets its KV.
+
+    Of a model that vLLM spreads over several GPUs the KV of all counts, and the compute of one.
+    """
     if serving.kv_capacity_bytes is not None:
         device = replace(device, kv_capacity_bytes=float(serving.kv_capacity_bytes))
     limits = serving.limits(model, device)

@@ -104,15 +104,17 @@ def _checker_of_schemas(kind: Any) -> Any:
     """
     from jsonschema.validators import extend
 
-    return extend(kind, {"uniqueItems": _repeated_items})(_in_one(kind.META_SCHEMA))
+    return extend(kind, {"uniqueItems": _repeated_items})(_merged_meta_schema(kind.META_SCHEMA))
 
 
-def _in_one(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a kind's schemas with its vocabularies in itself, and their order kept.
+def _merged_meta_schema(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """A draft's meta-schema (the schema that its schemas keep to) as one schema that refers to no other.
 
-    Newer kinds have one schema for each vocabulary, against all of which jsonschema would hold each part of a
-    schema one after another, looking up each time what a part is to be held against. Without `$schema`, where
-    it would go back to a class of its own.
+    From 2019-09 on a meta-schema is an `allOf` of one schema for each vocabulary: "core" knows `$id` and
+    `$defs`, "applicator" knows `properties` and `not`, "validation" knows `type` and `enum`, and so on.
+    jsonschema would check each subschema against all of them, one after another. Here their `properties` and
+    `$defs` are put together, in their order, so that it is checked once. `$schema` is left out: jsonschema
+    would read in it which class is to check, and take its own in place of the one with `_repeated_items`.
     """
     from jsonschema.validators import SPECIFICATIONS
 
@@ -120,28 +122,32 @@ def _in_one(meta: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in meta.items() if name != "$schema"}
     vocabularies = [SPECIFICATIONS.contents(urljoin(meta["$id"], part["$ref"])) for part in meta["allOf"]]
     schemas = [*vocabularies, meta]
-    one: dict[str, Any] = {"type": meta["type"]}
+    merged: dict[str, Any] = {"type": meta["type"]}
     for name in ("properties", "$defs"):
-        one[name] = {key: value for schema in schemas for key, value in schema.get(name, {}).items()}
-    whole: dict[str, Any] = _with_own_references(one)
-    return whole
+        merged[name] = {key: value for schema in schemas for key, value in schema.get(name, {}).items()}
+    local: dict[str, Any] = _with_local_references(merged)
+    return local
 
 
-def _with_own_references(node: Any) -> Any:
-    """As it is, with references between the schemas as such within one that has all of them."""
+def _with_local_references(node: Any) -> Any:
+    """A copy in which every reference is one into the merged meta-schema.
+
+    One to a path keeps the path: `meta/validation#/$defs/stringArray` becomes `#/$defs/stringArray`. Any
+    other (`#`, `#meta`, `meta/core`) means "a schema of this draft": `{"$dynamicRef": "#meta"}` becomes
+    `{"$ref": "#"}`.
+    """
     if isinstance(node, list):
-        return [_with_own_references(part) for part in node]
+        return [_with_local_references(part) for part in node]
     if not isinstance(node, dict):
         return node
-    one: dict[str, Any] = {}
+    local: dict[str, Any] = {}
     for name, part in node.items():
-        # Those to a place by path stay; all others are to the whole: the anchor is that of every vocabulary.
         if name in ("$ref", "$dynamicRef", "$recursiveRef") and isinstance(part, str):
             path = part.partition("#")[2]
-            one["$ref"] = f"#{path}" if path.startswith("/") else "#"
+            local["$ref"] = f"#{path}" if path.startswith("/") else "#"
         else:
-            one[name] = _with_own_references(part)
-    return one
+            local[name] = _with_local_references(part)
+    return local
 
 
 def _repeated_items(_checker: Any, is_asked: bool, items: object, _schema: object) -> Iterator[Exception]:

@@ -112,7 +112,7 @@ class RowTemplate:
 
         Raises:
             ConfigurationError: a template has a fault of syntax.
-            RequestError: `response_format` is none.
+            RequestError: `response_format` is no valid response format.
         """
         environment = _Environment(undefined=_Missing, finalize=_finalize, autoescape=False)
         environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)

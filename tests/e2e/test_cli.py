@@ -151,6 +151,8 @@ def test_why_a_job_stopped_and_what_continues_it_are_told_once(
     def status_after(end: RunStatus, reason: str) -> str:
         run = start_run(wiring.database, job_id, engine="torch", policy="fcfs", details={}, lease_s=30)
         finish_run(wiring.database, run, end, error_message=reason)
+        told = json.loads(blend("status", job_id, "--json").stdout)
+        assert (told["latest_run_status"], told["latest_run_error"]) == (end, reason)
         text: str = blend("status", job_id).stdout
         return text
 
@@ -189,6 +191,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     waiting = create_job(wiring, spec)
     told = json.loads(blend("status", waiting, "--json").stdout)
     assert (told["held_by"], told["engine"], told["is_stopped"]) == (None, None, False)
+    assert (told["latest_run_status"], told["latest_run_error"]) == (None, None)
 
     live, text = held_by(holder_details(), waiting)
     assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])
@@ -204,7 +207,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     assert dead["is_gone"]
     assert f"Nothing runs it: process {ended.pid} on " in text
     assert "is gone, last sign of life" in text
-    assert f"`blend run --job-id {job_id}` continues it" in text
+    assert f"; continue it with: blend run --job-id {job_id}\n" in text
 
 
 def test_submitting_without_prefect_says_what_to_do(blend: Blend, job_file: Path) -> None:

@@ -1,7 +1,6 @@
 """The option `max_model_len` held against the model's configuration, without vLLM: it refuses a longer
 context only when it loads the model, behind everything that a job reads."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,29 +9,29 @@ from blend_core.errors import ConfigurationError
 from blend_core.specs import read_hf_config
 from blend_core.wording import count_text
 
-ALLOW_LONGER: Final = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""vLLM's variable that lets a context be longer than its model was made for."""
-
 _CONTEXT: Final = "max_position_embeddings"
 
 
-def check_context_length(options: Mapping[str, Any], folder: Path, name: str) -> None:
+def check_context_length(
+    options: Mapping[str, Any], folder: Path, name: str, *, is_any_length_taken: bool
+) -> None:
     """Checks that vLLM would take the context that `max_model_len` asks for.
 
     Only what is sure is refused: where vLLM reckons a length of its own (scaled rotary positions,
-    `hf_overrides`, `model_max_length`, the files of Mistral's own format), or is told by `ALLOW_LONGER` to
-    take any, the word is vLLM's.
+    `hf_overrides`, `model_max_length`, the files of Mistral's own format), or is told to take any, the word
+    is vLLM's.
 
     Args:
         options: vLLM's options by name, as they are passed.
         folder: Hugging Face folder of the model.
         name: the model's name to use in errors.
+        is_any_length_taken: whether vLLM is told to take contexts that are longer than the model's.
 
     Raises:
         ConfigurationError: the context is longer than the model's, or the configuration cannot be read.
     """
     asked = options.get("max_model_len", -1)
-    if asked < 1 or options.get("hf_overrides") or _is_any_length_taken():
+    if asked < 1 or options.get("hf_overrides") or is_any_length_taken:
         return
     config = read_hf_config(folder)
     longest = config.get(_CONTEXT)
@@ -43,10 +42,6 @@ def check_context_length(options: Mapping[str, Any], folder: Path, name: str) ->
         f"{count_text(longest, 'token')} ({_CONTEXT} in its config.json); give at most that, or leave the "
         "option out."
     )
-
-
-def _is_any_length_taken() -> bool:
-    return os.environ.get(ALLOW_LONGER, "0").strip().lower() in ("1", "true")
 
 
 def _has_other_length(config: Mapping[str, Any], folder: Path) -> bool:

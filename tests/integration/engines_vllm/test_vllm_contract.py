@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
-from blend_core.engines.vllm.context_length import ALLOW_LONGER, check_context_length
+from blend_core.engines.vllm.context_length import check_context_length
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
 from blend_core.engines.vllm.passed_options import PASSED_OPTIONS
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.errors import ConfigurationError
 from blend_core.request import SamplingParams
+from flows.settings import Settings
 from tests.integration.engines_vllm.vllm_runs import Block32Source, run_on
 from tests.tiny_llama import make_tiny_llama
 from tests.unit.engines_torch.runs import random_requests, request
@@ -78,11 +79,12 @@ def test_a_longer_context_than_the_models_is_refused_as_vllm_does(
 ) -> None:
     from vllm.config import ModelConfig
 
-    monkeypatch.setenv(ALLOW_LONGER, variable)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", variable)
+    is_allowed = Settings().is_any_context_length_taken
     folder = make_tiny_llama(tmp_path, max_model_len=256, rope_parameters=rope)
     asked = options | {"max_model_len": 512}
     with nullcontext() if is_taken else pytest.raises(ConfigurationError, match="is 256 tokens"):
-        check_context_length(asked, folder, "tiny")
+        check_context_length(asked, folder, "tiny", is_any_length_taken=is_allowed)
     with nullcontext() if is_taken else pytest.raises(ValueError, match="greater than the derived"):
         ModelConfig(model=str(folder), **asked)
 

@@ -11,7 +11,7 @@ from storage.job_status import JobStatus
 from storage.jobs import close_pending, create_job, get_job, list_jobs, request_cancel, set_job_status
 from storage.ownership import Run
 from storage.results import counts
-from storage.runs import RunStatus, finish_run, heartbeat, latest_run_error, set_run_details, start_run
+from storage.runs import RunStatus, finish_run, heartbeat, latest_run, set_run_details, start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -124,14 +124,20 @@ def test_a_live_run_keeps_a_second_one_out(
     db: Database, make_job: Callable[..., str], take_job: Callable[[str], Run]
 ) -> None:
     job_id = make_job()
+    assert latest_run(db, job_id) is None
     first = take_job(job_id)
     with pytest.raises(StorageError, match=first.run_id) as caught:
         take_job(job_id)
     assert 0 < int(caught.value.ids["lease_left_s"]) <= 60
     finish_run(db, first, RunStatus.FAILED, error_message="out of memory\0")
-    assert (latest_run_error(db, job_id) or "").startswith("out of memory")
+    latest = latest_run(db, job_id)
+    assert latest is not None
+    assert (latest.run_id, latest.status) == (first.run_id, RunStatus.FAILED)
+    assert (latest.error or "").startswith("out of memory")
     assert take_job(job_id).fencing_number == first.fencing_number + 1
-    assert latest_run_error(db, job_id) is None
+    latest = latest_run(db, job_id)
+    assert latest is not None
+    assert (latest.status, latest.error) == (RunStatus.RUNNING, None)
 
 
 def test_a_run_whose_lease_ended_is_taken_over_and_told(db: Database, make_job: Callable[..., str]) -> None:

@@ -107,6 +107,15 @@ def test_debug_shows_where_an_error_came_from(tmp_path: Path, monkeypatch: pytes
         main(["--debug", "validate", "nowhere.jsonl"])
 
 
+@pytest.mark.parametrize(("option", "value"), [("--rounds", "3"), ("--versus", "run-batch")])
+def test_what_only_the_comparison_of_vllm_takes_is_refused_without_it(
+    blend: Callable[..., Any], option: str, value: str
+) -> None:
+    ran = blend("bench", "engine", option, value)
+    assert ran.status == 2
+    assert f"{option} is for --engine vllm; give that, too, or leave {option} out." in ran.stderr
+
+
 def test_the_version_is_told(blend: Callable[..., Any]) -> None:
     ran = blend("--version")
     assert ran.status == 0

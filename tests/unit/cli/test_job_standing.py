@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 
-from flows.cli.job_standing import deaths_line, stopped_lines
+from flows.cli.job_standing import deaths_line, holder_line, stopped_lines
+from storage.lost_runs import LiveRun
 from storage.suspects import EngineDeath
 
 AGAIN = "continue it with: blend run --job-id job_1"
@@ -32,3 +33,9 @@ def test_a_death_that_the_runs_error_tells_is_counted_alone() -> None:
     assert deaths_line([death] * 6, given_up) == "Its engine died 6 times, last at 02:05:07."
     for other in (None, "The disk is full."):
         assert deaths_line([death], other) == "Its engine died once, last at 02:05:07: The engine was killed."
+
+
+def test_a_job_whose_run_is_dead_is_continued_in_the_same_words() -> None:
+    started_at = datetime(2026, 11, 30, 2, 5, 7, tzinfo=UTC)
+    dead = LiveRun("run_1", "job_1", {}, started_at, heartbeat_age_s=90.0, lease_left_s=-60.0)
+    assert holder_line(dead).endswith(f"counts as dead, last sign of life 90 s ago; {AGAIN}")

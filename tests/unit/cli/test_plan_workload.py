@@ -12,7 +12,8 @@ from flows.cli.plan_source import PlanInput
 from flows.cli.plan_workload import workload_of
 from flows.dry_run.lengths import LengthBasis
 from flows.job_parts import JobOptions, Policy
-from flows.settings import Settings
+from flows.serving import Serving
+from flows.settings import EngineSettings, Settings
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def test_earlier_nights_are_what_is_known_only_where_a_length_is_not_fixed(
         max_tokens=np.array([50], dtype=np.int32),
     )
     earlier = TemplateLengths(80.0, 80 * 20.0, 80 * 20.0**2, ((20, 80.0),))
+    settings = Settings(home=tmp_path, engine=EngineSettings(name="torch"))
     asked = PlanInput(
         source="job.yaml",
         requests=requests,
@@ -36,13 +38,14 @@ def test_earlier_nights_are_what_is_known_only_where_a_length_is_not_fixed(
         bad_by_code={},
         counted_with_tokenizer=True,
         model=model_spec_preset("llama-3.1-8b"),
-        options=JobOptions(policy=Policy.DFS),
+        serving=Serving.of(settings.engine, JobOptions()),
+        policy=Policy.DFS,
         recorded={},
         priors=LengthPriors(np.zeros(1, dtype=np.int64), (earlier,)),
     )
     workload = workload_of(
         asked,
-        Settings(home=tmp_path),
+        settings,
         load_device_profile("l4"),
         is_own_engine=False,
         expected_output_tokens=None,

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from blend_core.engines.vllm.context_length import ALLOW_LONGER, check_context_length
+from blend_core.engines.vllm.context_length import check_context_length
 from blend_core.errors import ConfigurationError
 
 
-@pytest.fixture(autouse=True)
-def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ALLOW_LONGER, raising=False)
+def check(options: dict[str, Any], folder: Path, name: str = "m") -> None:
+    check_context_length(options, folder, name, is_any_length_taken=False)
 
 
 def model(folder: Path, **values: Any) -> Path:
@@ -23,7 +22,7 @@ def model(folder: Path, **values: Any) -> Path:
 def test_a_context_up_to_the_models_is_let_through(tmp_path: Path) -> None:
     folder = model(tmp_path)
     for options in ({}, {"max_model_len": -1}, {"max_model_len": 1}, {"max_model_len": 8192}):
-        check_context_length(options, folder, "m")
+        check(options, folder)
 
 
 LLAMA_3 = {"rope_type": "llama3", "factor": 8.0}
@@ -35,7 +34,7 @@ LLAMA_3 = {"rope_type": "llama3", "factor": 8.0}
 )
 def test_a_longer_one_is_told_with_the_models(tmp_path: Path, values: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        check_context_length({"max_model_len": 16384}, model(tmp_path, **values), "my-llama")
+        check({"max_model_len": 16384}, model(tmp_path, **values), "my-llama")
     assert str(caught.value) == (
         "The vLLM option 'max_model_len' is 16,384, and the context of model my-llama is 8,192 tokens "
         "(max_position_embeddings in its config.json); give at most that, or leave the option out."
@@ -56,23 +55,18 @@ LINEAR = {"type": "linear", "factor": 2.0}
 def test_a_model_of_which_vllm_reckons_another_length_is_left_to_it(
     tmp_path: Path, values: dict[str, Any]
 ) -> None:
-    check_context_length({"max_model_len": 16384}, model(tmp_path, **values), "m")
+    check({"max_model_len": 16384}, model(tmp_path, **values))
 
 
 def test_mistrals_own_files_are_left_to_vllm(tmp_path: Path) -> None:
     (tmp_path / "params.json").touch()
-    check_context_length({"max_model_len": 16384}, model(tmp_path), "m")
+    check({"max_model_len": 16384}, model(tmp_path))
 
 
 def test_who_overrides_the_configuration_may_ask_for_more(tmp_path: Path) -> None:
     options = {"max_model_len": 16384, "hf_overrides": {"rope_parameters": LINEAR}}
-    check_context_length(options, model(tmp_path), "m")
+    check(options, model(tmp_path))
 
 
-def test_who_allows_any_length_may_ask_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in ("1", "true"):
-        monkeypatch.setenv(ALLOW_LONGER, value)
-        check_context_length({"max_model_len": 16384}, model(tmp_path), "m")
-    monkeypatch.setenv(ALLOW_LONGER, "0")
-    with pytest.raises(ConfigurationError, match="give at most that"):
-        check_context_length({"max_model_len": 16384}, model(tmp_path), "m")
+def test_who_allows_any_length_may_ask_for_more(tmp_path: Path) -> None:
+    check_context_length({"max_model_len": 16384}, model(tmp_path), "m", is_any_length_taken=True)

@@ -123,6 +123,7 @@ def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "0")
     model = make_tiny_llama(tmp_path / "tiny", max_model_len=256)
     asked = {"s3": ["s3://b/k"], "model": str(model)}
     machine = {"max_model_len": 512}
@@ -133,3 +134,6 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
         spec = BatchJobSpec.model_validate(asked | {"options": {"engine": "vllm"} | options})
         with pytest.raises(ConfigurationError, match=r"'max_model_len' is 512, and .* is 256 tokens"):
             check_engine(wiring, spec)
+    monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
+    allowing = Settings(home=tmp_path, engine=EngineSettings(vllm=machine))
+    check_engine(Wiring.from_settings(allowing, Endpoints("postgresql://127.0.0.1:9/none")), spec)

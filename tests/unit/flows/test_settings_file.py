@@ -51,9 +51,18 @@ def test_a_line_that_is_wrong_is_named_with_the_file(
     assert str(file) in str(refused.value)
 
 
-def test_gpus_are_chosen_in_the_environment_where_cuda_reads_it(file: Path) -> None:
-    file.write_text("BLEND_ENGINE__NAME=torch\nCUDA_VISIBLE_DEVICES=1\n")
-    with pytest.raises(ConfigurationError, match=r"Line 2 of .* sets CUDA_VISIBLE_DEVICES"):
+def test_longer_contexts_are_allowed_as_vllm_reads_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, is_taken in (("1", True), (" True", True), ("0", False), ("yes", False), ("", False)):
+        monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", value)
+        assert load_settings().is_any_context_length_taken == is_taken
+
+
+@pytest.mark.parametrize(
+    ("name", "reader"), [("CUDA_VISIBLE_DEVICES", "CUDA"), ("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "vLLM")]
+)
+def test_what_others_read_in_the_environment_is_set_there(file: Path, name: str, reader: str) -> None:
+    file.write_text(f"BLEND_ENGINE__NAME=torch\n{name}=1\n")
+    with pytest.raises(ConfigurationError, match=rf"Line 2 of .* sets {name}, which {reader} reads"):
         load_settings()
 
 

@@ -140,13 +140,28 @@ def test_a_dry_run_plans_for_the_vllm_of_another_machine(monkeypatch: pytest.Mon
     vllm_is(monkeypatch, None)
     settings = EngineSettings(block_size=16)
     asked = JobOptions.model_validate({"engine": "vllm", "vllm": {"max_model_len": 64}})
-    planned = Serving.to_plan(settings, asked)
+    planned = Serving.to_plan(settings, asked, is_device_here=True)
     assert (planned.engine, planned.block_size) == ("vllm", 32)
     assert planned.max_model_len(ModelSpec("tiny", 1, 2, 64, 4, 2, 32, 4, 4096, 1024)) == 64
-    assert Serving.to_plan(settings, JobOptions.model_validate({"vllm": {"dtype": "half"}})).is_vllm
-    assert Serving.to_plan(settings, JobOptions()).engine == "torch"
-    with pytest.raises(ConfigurationError, match="its engine is `torch`"):
-        Serving.to_plan(settings, JobOptions.model_validate({"engine": "torch", "vllm": {"dtype": "half"}}))
+    has_options = JobOptions.model_validate({"vllm": {"dtype": "half"}})
+    assert Serving.to_plan(settings, has_options, is_device_here=True).is_vllm
+    assert Serving.to_plan(settings, JobOptions(), is_device_here=True).engine == "torch"
+    asks_for_torch = JobOptions.model_validate({"engine": "torch", "vllm": {"dtype": "half"}})
+    machine_has_torch = EngineSettings(name="torch")
+    for machine, job in ((settings, asks_for_torch), (machine_has_torch, has_options)):
+        with pytest.raises(ConfigurationError, match="its engine is `torch`"):
+            Serving.to_plan(machine, job, is_device_here=True)
+
+
+@pytest.mark.parametrize("found", [None, InstalledVllm("0.32.0", "cpu")])
+def test_a_dry_run_refuses_what_vllm_cannot_do_on_this_cpu(
+    monkeypatch: pytest.MonkeyPatch, found: InstalledVllm | None
+) -> None:
+    vllm_is(monkeypatch, found)
+    asked = JobOptions.model_validate({"engine": "vllm", "vllm": {"pipeline_parallel_size": 2}})
+    with pytest.raises(ConfigurationError, match="'pipeline_parallel_size' is for GPUs"):
+        Serving.to_plan(EngineSettings(), asked, is_device_here=True)
+    assert Serving.to_plan(EngineSettings(), asked, is_device_here=False).is_vllm
 
 
 def test_options_of_the_job_come_over_those_of_the_machine(

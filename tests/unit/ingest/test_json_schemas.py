@@ -1,8 +1,11 @@
 """JSON schemas are checked as jsonschema's own check has it, in a time that grows as their length."""
 
+import inspect
+import sys
 import time
 from typing import Any
 from urllib.parse import urljoin
+from uuid import uuid4
 
 import pytest
 from hypothesis import given
@@ -15,12 +18,13 @@ from blend_core.errors import RequestError, RequestErrorCode
 from flows.ingest.json_schemas import MAX_SCHEMA_BYTES, read_json_schema
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 DRAFT_2019 = "https://json-schema.org/draft/2019-09/schema"
 DRAFTS = [
     "http://json-schema.org/draft-03/schema#",
     DRAFT_4,
     "http://json-schema.org/draft-06/schema#",
-    "http://json-schema.org/draft-07/schema#",
+    DRAFT_7,
     DRAFT_2019,
     "https://json-schema.org/draft/2020-12/schema",
 ]
@@ -100,8 +104,10 @@ def test_a_schema_that_is_too_deep_for_what_is_left_of_the_stack_is_refused() ->
     def read_at(level: int) -> str:
         return read_at(level - 1) if level else read_json_schema("schema", schema)
 
+    num_frames = len(inspect.stack(0))
     with pytest.raises(RequestError, match="nested too deeply") as refused:
-        read_at(800)
+        # jsonschema takes several frames a level.
+        read_at(sys.getrecursionlimit() - num_frames - 150)
     assert refused.value.code is RequestErrorCode.INVALID_SCHEMA
     assert read_at(0)
 
@@ -117,19 +123,25 @@ def test_the_longest_schema_is_checked_in_a_moment() -> None:
 def test_lists_of_parts_are_checked_as_fast_by_every_draft(draft: str) -> None:
     schema = {"$schema": draft, "not": {"enum": [{"a": number} for number in range(5_000)]}}
     started_s = time.process_time()
-    verdict(schema)
+    assert verdict(schema) is None
     assert time.process_time() - started_s < 5
 
 
+def least_time_s(draft: str) -> float:
+    """Best of several checks of thousands of parts; each is another schema, since verdicts are kept."""
+    times_s = []
+    for _ in range(5):
+        schema = {"$schema": draft, "title": str(uuid4()), "anyOf": [{}] * 4_000}
+        started_s = time.process_time()
+        assert verdict(schema) is None
+        times_s.append(time.process_time() - started_s)
+    return min(times_s)
+
+
 @pytest.mark.parametrize("draft", DRAFTS[1:])
-def test_thousands_of_parts_are_checked_in_a_moment(draft: str) -> None:
-    verdict({"$schema": draft})
-    num_parts = 20_000
-    schema = {"$schema": draft, "anyOf": [{}] * num_parts}
-    started_s = time.process_time()
-    assert verdict(schema) is None
-    # Against each vocabulary by itself it is 0.1 ms a part.
-    assert time.process_time() - started_s < num_parts * 50e-6
+def test_every_draft_is_checked_as_fast_as_one_without_vocabularies(draft: str) -> None:
+    # Against each vocabulary by itself it takes 13 times as long.
+    assert least_time_s(draft) < 4 * least_time_s(DRAFT_7)
 
 
 @pytest.mark.parametrize("address", ["http://[", "https://[json-schema.org]/draft", "http://a\uff03b"])

@@ -26,7 +26,7 @@ def prompt_tokens(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def measure(run: VersusRun, folder: Path) -> tuple[RunFigures, float]:
         busy_s = 4.0 if run.name == "run-batch" else 2.0
-        return RunFigures(told.get(run.name, 1200), 80, busy_s, 0.5, 0, 0.0), 9.0
+        return RunFigures(told.get(run.name, 1200), 80, busy_s, 0.5, 0, 0.0, 0.0), 9.0
 
     monkeypatch.setattr(versus, "_measure", measure)
     monkeypatch.setattr(versus, "_model_folder", lambda settings, model, folder: folder)
@@ -36,7 +36,9 @@ def prompt_tokens(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 @pytest.mark.usefixtures("prompt_tokens")
 def test_speeds_are_compared_with_those_of_run_batch() -> None:
-    found = versus.run_versus_bench(SETTINGS, "random-llama", 8, 2, lambda line: None)
+    lines: list[str] = []
+    found = versus.run_versus_bench(SETTINGS, "random-llama", 8, 2, lines.append)
+    assert lines[0] == "vllm 0.32.0 under each policy, beside its own batch runner (run-batch)"
     ratios = {run.name: run.ratio_to_run_batch for setting in found.settings for run in setting.runs}
     assert ratios == {"run-batch": 1, "fcfs": 2, "dfs": 2, "dual_scan": 2, "density_matched": 2}
 
