@@ -77,8 +77,11 @@ def test_a_longer_context_than_the_models_is_refused_as_vllm_does(
     variable: str,
     is_taken: bool,
 ) -> None:
+    from vllm import envs
     from vllm.config import ModelConfig
 
+    # vLLM keeps its environment once an engine was opened in the process.
+    envs.disable_envs_cache()
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", variable)
     is_allowed = Settings().is_any_context_length_taken
     folder = make_tiny_llama(tmp_path, max_model_len=256, rope_parameters=rope)
