@@ -249,10 +249,10 @@ class AdmissionQueue:
         if total == 0:
             return None
         num_decoding = self.flight.num_decoding
-        counts = self.flight.advance(num_scheduled_tokens, total)
+        completed, counts = self.flight.advance(num_scheduled_tokens, total)
         if counts.num_prefill_tokens:
             self._waiting.blocks_changed()
-        for seq in counts.completed:
+        for seq in completed:
             self.policy.decoding(seq)
         if self._num_stages == 1:
             # What is left out then ends with the token that is on its way.

@@ -1,6 +1,6 @@
 """Requests in flight under vLLM's scheduler, and what each of its steps did. No vLLM here."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from blend_core.policies.base import LEFT, Side
@@ -27,7 +27,6 @@ class StepCounts(NamedTuple):
     """What a step computes, as `StepRecord` counts it.
 
     Attributes:
-        completed: seqs whose prompt the step completes, in the order of their admission.
         num_prefill_tokens: prompt tokens, recomputation included.
         num_decode_tokens: output tokens that are not the first of an answer.
         num_recomputed_tokens: those of `num_prefill_tokens` that had been computed before a preemption.
@@ -36,7 +35,6 @@ class StepCounts(NamedTuple):
         num_left_out: decoding requests of which it computes nothing.
     """
 
-    completed: tuple[int, ...]
     num_prefill_tokens: int
     num_decode_tokens: int
     num_recomputed_tokens: int
@@ -172,8 +170,12 @@ class Flight:
         by_id = self._by_id
         return [by_id[request_id].seq for request_id in request_ids if request_id in by_id]
 
-    def advance(self, num_scheduled_tokens: Mapping[str, int], total: int) -> StepCounts:
+    def advance(
+        self, num_scheduled_tokens: Mapping[str, int], total: int
+    ) -> tuple[Sequence[int], StepCounts]:
         """Counts a step that vLLM has scheduled, and moves on to the next.
+
+        Returns the seqs whose prompt it completes, in the order of their admission, and the counts.
 
         Args:
             num_scheduled_tokens: of each request that it computes anything of, by vLLM's ids.
@@ -208,14 +210,9 @@ class Flight:
             num_recomputed += max(0, min(end, self._once_computed.get(seq, 0)) - start)
         if num_left_out:
             kv_tokens -= self._hold_back(num_scheduled_tokens)
-        return StepCounts(
-            tuple(completed),
-            num_prefill,
-            total - num_chunks + num_final,
-            num_recomputed,
-            squares,
-            kv_tokens,
-            num_left_out,
+        num_decode = total - num_chunks + num_final
+        return completed, StepCounts(
+            num_prefill, num_decode, num_recomputed, squares, kv_tokens, num_left_out
         )
 
     def _hold_back(self, num_scheduled_tokens: Mapping[str, int]) -> int:

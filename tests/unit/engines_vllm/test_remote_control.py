@@ -1,6 +1,7 @@
 """Calls and reports between a run and a scheduler, each at its end of a connection."""
 
 import sys
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -11,14 +12,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "contract"))
 from cases import random_job
 
 from blend_core.engines.vllm.admission_log import AdmissionLog
-from blend_core.engines.vllm.flight import StepCounts
+from blend_core.engines.vllm.flight import Flight, StepCounts
 from blend_core.engines.vllm.remote_control import RemoteControl, StepSender, admission_file, serve_calls
-from blend_core.engines.vllm.reports import Admitted, CountedStep, Stepped
+from blend_core.engines.vllm.reports import STEPS_AT_ONCE, Admitted, CountedStep, Stepped
 from blend_core.errors import EngineDiedError, PlanError
+from blend_core.policies.base import LEFT
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
 
 STEP = Stepped(
-    CountedStep(1, 0, 0.0, StepCounts((), 5, 3, 0, 25, 30, 0), 0, 0.5, 1, 2, 0), 0.001, 0, 0.0, 0.0, False
+    CountedStep(1, 0, 0.0, StepCounts(5, 3, 0, 25, 30, 0), 0, 0.5, 1, 2, 0), 0.001, 0, 0.0, 0.0, False
 )
 
 
@@ -110,3 +112,28 @@ def test_a_run_that_outlives_its_engine_is_told_so(ends):
         ends.run.withdraw([0], [0])
     with pytest.raises(EngineDiedError, match="engine core ended"):
         list(ends.run.reports())
+
+
+def test_there_is_room_for_all_steps_that_are_told_together_while_nobody_reads(ends):
+    """A run that asks for the last steps reads them when its call is answered."""
+    steps = [
+        STEP._replace(step=STEP.step._replace(counts=counts_of_prompts(2_000))) for _ in range(STEPS_AT_ONCE)
+    ]
+    sender = threading.Thread(target=ends.steps, args=(steps,), daemon=True)
+    sender.start()
+    sender.join(10.0)
+    assert not sender.is_alive()
+    assert deque(ends.run.reports()) == deque(steps)
+
+
+def counts_of_prompts(num_prompts):
+    """Of a step that completes so many."""
+    flight = Flight(BLOCK_SIZE)
+    for seq in range(num_prompts):
+        request = FakeRequest(seq, range(8), 10)
+        flight.admit(seq, request, LEFT, 0)
+        request.num_computed_tokens = 8
+    scheduled = {f"{seq}-x": 8 for seq in range(num_prompts)}
+    completed, counts = flight.advance(scheduled, 8 * num_prompts)
+    assert len(completed) == num_prompts
+    return counts

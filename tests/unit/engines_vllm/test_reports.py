@@ -5,7 +5,7 @@ import pytest
 from blend_core.engines.vllm.flight import StepCounts
 from blend_core.engines.vllm.reports import LONGEST_WAIT_S, STEPS_AT_ONCE, CountedStep, Stepped, StepReports
 
-COUNTS = StepCounts((), 5, 3, 0, 25, 30, 0)
+COUNTS = StepCounts(5, 3, 0, 25, 30, 0)
 
 
 @pytest.fixture
