@@ -35,9 +35,9 @@ from storage.suspects import pending_suspects
 
 # How long an engine that is told to stop may say nothing: a job that was cancelled does not wait for a hang.
 STOPPING_LIMIT_S = 30.0
-# The same of a run that lost its job: what its engine could still tell may not be written, and the run that
-# has the job waits for the device.
-LOST_LIMIT_S = 1.0
+# The same of an engine that still loads, and of a run that lost its job: what its engine could still tell may
+# not be written, and the run that has the job waits for the device.
+NOTHING_TO_TELL_S = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +183,12 @@ class EngineRun:
     def _open_engine(self, engine: EngineProcess, limit_s: float) -> None:
         if engine.pid is not None:
             return
-        watch = StallWatch(lambda: self._unless_lost(limit_s), partial(_kill, engine), time.monotonic)
+        # One that loads has nothing to tell: a run that is to end does not wait for it.
+        watch = StallWatch(
+            lambda: min(limit_s, NOTHING_TO_TELL_S) if self._plan.is_over else limit_s,
+            partial(_kill, engine),
+            time.monotonic,
+        )
         try:
             with watch, watch.waiting():
                 info = engine.open()
@@ -195,10 +200,9 @@ class EngineRun:
 
     def _silence_limit_s(self) -> float:
         limit_s = self._context.wiring.settings.engine.stall_limit_s
-        return self._unless_lost(min(limit_s, STOPPING_LIMIT_S) if self._plan.is_over else limit_s)
-
-    def _unless_lost(self, limit_s: float) -> float:
-        return min(limit_s, LOST_LIMIT_S) if self._context.stop.reason is StopReason.LOST else limit_s
+        if self._context.stop.reason is StopReason.LOST:
+            return min(limit_s, NOTHING_TO_TELL_S)
+        return min(limit_s, STOPPING_LIMIT_S) if self._plan.is_over else limit_s
 
     def _take(self, event: EngineEvent) -> None:
         match event:

@@ -26,8 +26,8 @@ Of each run read
   prefix_sharing       share of prompt tokens that came from the cache, 0 to 1; more is better
   num_preempted        fewer is better
   num_failed           must be 0
-
-docs/vllm.md has the others.
+  added_s_per_step     of vLLM: what a step waits for our part of the scheduler, mean in seconds
+  async_scheduling     of vLLM: true on a GPU, where the next step is scheduled while one is computed
 """
 
 

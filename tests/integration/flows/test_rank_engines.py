@@ -1,5 +1,9 @@
 """What a rank does with engines that are slow, wait for requests, or die."""
 
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -16,6 +20,7 @@ from flows.stages.engine_run import EngineRun, SharedParts
 from flows.stages.parts import Part
 from flows.stages.rank import Rank
 from flows.stages.shared_plan import SharedPlan
+from flows.stopping import StopReason, StopSignal
 from storage.recorder import Recorder
 from storage.results import iter_results
 from storage.suspects import engine_deaths
@@ -95,6 +100,38 @@ def test_an_engine_waits_for_requests_while_the_object_store_is_away(
     run.run(engine)
 
     assert (requests.num_asked, run.num_answers) == (3, len(part.seqs))
+
+
+class LoadingEngine:
+    """Loads its model until it is killed, and the run is told to stop meanwhile."""
+
+    def __init__(self, stop: StopSignal) -> None:
+        self.pid: int | None = None
+        self._stop = stop
+
+    def open(self) -> EngineInfo:
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+        )
+        self.pid = child.pid
+        self._stop.request(StopReason.INTERRUPTED)
+        assert child.wait() == -signal.SIGKILL
+        raise EngineDiedError("It ended.")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_that_is_told_to_stop_waits_for_no_engine_that_loads(
+    context: JobContext, shared: SharedPlan, recorder: Recorder
+) -> None:
+    engine: Any = LoadingEngine(context.stop)
+
+    begun_s = time.monotonic()
+    Rank(context, 0, engine, SharedParts(shared, NO_SHARDS, recorder), 0).run()
+
+    assert time.monotonic() - begun_s < 20.0
+    assert not engine_deaths(context.wiring.database, context.job_id)
 
 
 def away_at_first(work: Callable[..., Any], num_times: int = 2) -> Callable[..., Any]:
