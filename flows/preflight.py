@@ -4,7 +4,7 @@ table that takes its results."""
 from collections.abc import Callable, Mapping
 
 from blend_core.engines.vllm.adapter_folders import check_adapter_folders
-from blend_core.engines.vllm.context_length import check_context_length
+from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
@@ -90,15 +90,15 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
 
     Raises:
         ConfigurationError: the engine that is asked for cannot serve here, the device is not there, there are
-            fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, the context is longer
-            than the model's, or the model cannot be served.
+            fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, vLLM's options do not
+            fit the model, or the model cannot be served.
     """
     folder = wiring.models.resolve(spec.model)
     wiring.device_profile()
     serving = wiring.serving(spec)
     if serving.is_vllm:
         check_adapter_folders(serving.vllm_options)
-        check_context_length(
+        check_model_fit(
             serving.vllm_options,
             folder,
             spec.model,

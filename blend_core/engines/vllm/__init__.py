@@ -4,7 +4,7 @@ Importing this package, `options` and `installed` loads no vLLM. The parts, from
 
     options.py, passed_options.py   what an engine is opened with; which of vLLM's options pass through
     adapter_folders.py              folders of LoRA adapters, checked before vLLM reads them
-    context_length.py               `max_model_len`, held against the model before vLLM loads it
+    model_fit.py                    `max_model_len` and `tensor_parallel_size`, held against the model
     error_words.py                  vLLM's own words for what is wrong
     installed.py                    which vLLM is there, for which device, without loading it
     engine.py                       `Engine`: opens vLLM, runs sources on it

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from blend_core.engines.vllm.admission_queue import AdmissionQueue
-from blend_core.engines.vllm.context_length import check_context_length
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
+from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.engines.vllm.passed_options import PASSED_OPTIONS
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.errors import ConfigurationError
@@ -87,7 +87,7 @@ def test_a_longer_context_than_the_models_is_refused_as_vllm_does(
     folder = make_tiny_llama(tmp_path, max_model_len=256, rope_parameters=rope)
     asked = options | {"max_model_len": 512}
     with nullcontext() if is_taken else pytest.raises(ConfigurationError, match="is 256 tokens"):
-        check_context_length(asked, folder, "tiny", is_any_length_taken=is_allowed)
+        check_model_fit(asked, folder, "tiny", is_any_length_taken=is_allowed)
     with nullcontext() if is_taken else pytest.raises(ValueError, match="greater than the derived"):
         ModelConfig(model=str(folder), **asked)
 

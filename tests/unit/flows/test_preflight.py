@@ -137,3 +137,21 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     allowing = Settings(home=tmp_path, engine=EngineSettings(vllm=machine))
     check_engine(Wiring.from_settings(allowing, Endpoints("postgresql://127.0.0.1:9/none")), spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for"),
+        ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
+    ],
+)
+def test_options_that_do_not_fit_the_model_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], reason: str
+) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
+    model = make_tiny_llama(tmp_path / "tiny")
+    wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    asked = {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "vllm", "vllm": options}}
+    with pytest.raises(ConfigurationError, match=reason):
+        check_engine(wiring, BatchJobSpec.model_validate(asked))

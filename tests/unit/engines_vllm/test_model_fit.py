@@ -1,4 +1,4 @@
-"""A context longer than the model's is refused before vLLM is loaded, where vLLM is sure to refuse it."""
+"""Options that do not fit the model are refused before vLLM is loaded, where vLLM is sure to refuse them."""
 
 import json
 from pathlib import Path
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from blend_core.engines.vllm.context_length import check_context_length
+from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.errors import ConfigurationError
 
 
 def check(options: dict[str, Any], folder: Path, name: str = "m") -> None:
-    check_context_length(options, folder, name, is_any_length_taken=False)
+    check_model_fit(options, folder, name, is_any_length_taken=False)
 
 
 def model(folder: Path, **values: Any) -> Path:
@@ -69,4 +69,38 @@ def test_who_overrides_the_configuration_may_ask_for_more(tmp_path: Path) -> Non
 
 
 def test_who_allows_any_length_may_ask_for_more(tmp_path: Path) -> None:
-    check_context_length({"max_model_len": 16384}, model(tmp_path), "m", is_any_length_taken=True)
+    check_model_fit({"max_model_len": 16384}, model(tmp_path), "m", is_any_length_taken=True)
+
+
+@pytest.mark.parametrize("length", [0, -2])
+def test_a_context_of_no_tokens_is_told_with_what_to_give(tmp_path: Path, length: int) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_model_fit({"max_model_len": length}, model(tmp_path), "m", is_any_length_taken=True)
+    assert str(caught.value) == (
+        f"The vLLM option 'max_model_len' is {length}; give a number of tokens from 1, -1 for as many as KV "
+        "has room for, or leave the option out."
+    )
+
+
+def test_attention_heads_that_are_cut_are_told_with_their_number(tmp_path: Path) -> None:
+    folder = model(tmp_path, num_attention_heads=9)
+    for size in (1, 3, 9):
+        check({"tensor_parallel_size": size}, folder)
+    with pytest.raises(ConfigurationError) as caught:
+        check({"tensor_parallel_size": 2}, folder, "my-llama")
+    assert str(caught.value) == (
+        "The vLLM option 'tensor_parallel_size' is 2, and model my-llama has 9 attention heads "
+        "(num_attention_heads in its config.json); give a number that divides them."
+    )
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"num_attention_heads": 9, "text_config": {"num_attention_heads": 8}}]
+)
+def test_heads_that_only_vllm_finds_are_left_to_it(tmp_path: Path, values: dict[str, Any]) -> None:
+    check({"tensor_parallel_size": 2}, model(tmp_path, **values))
+
+
+def test_who_overrides_the_configuration_may_cut_other_heads(tmp_path: Path) -> None:
+    options = {"tensor_parallel_size": 2, "hf_overrides": {"num_attention_heads": 8}}
+    check(options, model(tmp_path, num_attention_heads=9))
