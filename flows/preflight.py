@@ -2,13 +2,15 @@
 table that takes its results."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from blend_core.engines.vllm.adapter_folders import check_adapter_folders
-from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.errors import ConfigurationError, StorageUnavailableError
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
+from flows.job_parts import EngineName
 from flows.job_spec import BatchJobSpec
+from flows.serving import Serving
 from flows.settings import Settings, settings_file
 from flows.wiring import Wiring
 from flows.write_back import check_write_back
@@ -96,18 +98,37 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     folder = wiring.models.resolve(spec.model)
     wiring.device_profile()
     serving = wiring.serving(spec)
-    if serving.is_vllm:
-        check_adapter_folders(serving.vllm_options)
-        check_model_fit(
-            serving.vllm_options,
-            folder,
-            spec.model,
-            is_any_length_taken=wiring.settings.is_any_context_length_taken,
-        )
-    else:
+    if not serving.is_vllm:
         _check_device(wiring.settings.engine.device)
+    is_any_length_taken = wiring.settings.is_any_context_length_taken
+    serving.check_options(folder, spec.model, is_any_length_taken=is_any_length_taken)
     wiring.rank_devices(spec)
     wiring.model_spec(spec)
+
+
+def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
+    """Checks what of a job is wrong whichever process of this machine runs it: model, and options for vLLM.
+
+    That process may have another environment: a vLLM, other settings, another folder that it was started in.
+
+    Raises:
+        ConfigurationError: the model is not known, the job has options for vLLM and asks for torch, a LoRA
+            adapter cannot be used, or an option does not fit the model.
+    """
+    folder = wiring.models.resolve(spec.model)
+    if not spec.options.vllm:
+        return
+    settings = wiring.settings
+    machine = settings.engine.model_copy(update={"name": EngineName.AUTO.value})
+    serving = Serving.to_plan(machine, spec.options, is_device_here=False)
+    whole = {name: path for name, path in serving.lora_adapters.items() if _is_whole(path)}
+    serving = replace(serving, vllm_options={**serving.vllm_options, "lora_adapters": whole})
+    is_any_length_taken = settings.is_any_context_length_taken
+    serving.check_options(folder, spec.model, is_any_length_taken=is_any_length_taken)
+
+
+def _is_whole(path: str) -> bool:
+    return Path(path).expanduser().is_absolute()
 
 
 def _check_device(name: str) -> None:

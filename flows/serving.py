@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
+from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
 from blend_core.engines.vllm.passed_options import check_options_on_cpu
 from blend_core.errors import ConfigurationError
@@ -118,6 +120,20 @@ class Serving:
         """Folders of LoRA adapters by name."""
         adapters: Mapping[str, str] = self.vllm_options.get("lora_adapters", {})
         return adapters
+
+    def check_options(self, folder: Path, name: str, *, is_any_length_taken: bool) -> None:
+        """Checks options of vLLM's against the files of this machine, without vLLM; of torch nothing.
+
+        Args:
+            folder: of the model.
+            name: the model's name to use in errors.
+            is_any_length_taken: whether vLLM is told to take contexts that are longer than the model's.
+
+        Raises:
+            ConfigurationError: a LoRA adapter cannot be used, or an option does not fit the model.
+        """
+        check_adapter_folders(self.vllm_options)
+        check_model_fit(self.vllm_options, folder, name, is_any_length_taken=is_any_length_taken)
 
     def model_spec(self, folder: Path, name: str) -> ModelSpec:
         """Sizes of a model in the element type that it is served in.

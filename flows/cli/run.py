@@ -157,7 +157,9 @@ def submit(
 
     The served deployment `ad-hoc` runs it: needs `blend up`. Follow the job with `blend status JOB` or on
     Prefect's pages. Settings are those of the environment of `blend up` and of the file blend.env, not of
-    this command. A job that was stopped is continued with --job-id.
+    this command. A job whose vLLM options do not fit its model or its LoRA adapters is refused as by `blend
+    run`; VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 is for this command, too. A job that was stopped is continued with
+    --job-id.
 
     \b
     Examples:
@@ -174,12 +176,13 @@ def submit(
     from flows.cli.services import connected
     from flows.cli.stack import prefect_ui_url
     from flows.deployments import resubmit_job, submit_job
+    from flows.preflight import check_submitted
     from storage.jobs import get_job
 
     with connected() as wiring:
         if spec is not None and wiring.settings.prefect_api_url is None:
-            # Behind the Prefect server of somebody else there may be other models.
-            wiring.models.resolve(spec.model)
+            # Behind the Prefect server of somebody else there may be other models and folders.
+            check_submitted(wiring, spec)
         if job_id is not None:
             job = get_job(wiring.database, job_id)
             if job.finished_at is not None:

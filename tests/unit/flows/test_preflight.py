@@ -9,7 +9,7 @@ from blend_core.engines.vllm.installed import InstalledVllm
 from blend_core.errors import ConfigurationError
 from flows.ingest.parse import ParseOptions
 from flows.job_spec import BatchJobSpec, parse_job
-from flows.preflight import check_engine, check_queries
+from flows.preflight import check_engine, check_queries, check_submitted
 from flows.settings import EngineSettings, Settings
 from flows.wiring import Endpoints, Wiring
 from tests.tiny_llama import make_tiny_llama
@@ -155,3 +155,42 @@ def test_options_that_do_not_fit_the_model_are_refused(
     asked = {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "vllm", "vllm": options}}
     with pytest.raises(ConfigurationError, match=reason):
         check_engine(wiring, BatchJobSpec.model_validate(asked))
+
+
+def submitted(tmp_path: Path, machine: EngineSettings | None = None, **options: Any) -> None:
+    settings = Settings(home=tmp_path, engine=machine or EngineSettings())
+    model = make_tiny_llama(tmp_path / "tiny", max_model_len=256)
+    spec = BatchJobSpec.model_validate({"s3": ["s3://b/k"], "model": str(model), "options": options})
+    check_submitted(Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none")), spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"max_model_len": 0}, "'max_model_len' is 0"),
+        ({"max_model_len": 512}, "'max_model_len' is 512, and .* is 256 tokens"),
+        ({"tensor_parallel_size": 3}, "'tensor_parallel_size' is 3"),
+        (
+            {"lora_adapters": {"support": "/gone/support"}},
+            "'support' cannot be used: /gone/support is no folder",
+        ),
+    ],
+)
+def test_a_job_whose_vllm_options_cannot_work_is_not_submitted_whether_vllm_is_here_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
+) -> None:
+    for installed in (None, InstalledVllm("0.32.0", "cpu")):
+        monkeypatch.setattr("flows.serving.installed_vllm", lambda installed=installed: installed)
+        with pytest.raises(ConfigurationError, match=reason):
+            submitted(tmp_path, vllm=options)
+    with pytest.raises(ConfigurationError, match="its engine is `torch`; leave them out"):
+        submitted(tmp_path, engine="torch", vllm=options)
+
+
+def test_what_another_environment_may_have_otherwise_is_no_reason_not_to_submit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: None)
+    submitted(tmp_path, EngineSettings(name="torch"), vllm={"max_model_len": 64})
+    submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), engine="vllm")
+    submitted(tmp_path, vllm={"lora_adapters": {"support": "adapters/support"}})
