@@ -24,26 +24,36 @@ def find_model(settings: Settings, name: str, *, with_tokenizer: bool) -> tuple[
     Raises:
         ConfigurationError: there is no such model, or the formulas do not cover it.
     """
+    folder = model_folder(settings, name)
+    if folder is None:
+        return model_spec_preset(name), None
+    is_known = folder != Path(name).expanduser()
+    dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
+    has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
+    spec = load_model_spec(folder, dtype, name if is_known else None)
+    return spec, Tokenizer(folder) if has_tokenizer else None
+
+
+def model_folder(settings: Settings, name: str) -> Path | None:
+    """Returns the folder of a model of the store, or the folder of that name; None for a preset.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
     store = ModelStore(settings.home / "models")
-    recorded_name: str | None = name
     known = [entry.name for entry in store.list()]
     presets = model_spec_preset_names()
     if name in known:
-        folder = store.resolve(name)
-    elif Path(name).expanduser().is_dir():
-        folder, recorded_name = Path(name).expanduser(), None
-    elif name in presets:
-        return model_spec_preset(name), None
-    else:
-        raise ConfigurationError(
-            f"There is no model {name!r}; name a preset, which needs no files "
-            f"({', '.join(presets)}), a Hugging Face folder, or one that `blend model add` made known "
-            f"({', '.join(known) or 'none yet'})."
-        )
-    dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
-    has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
-    spec = load_model_spec(folder, dtype, recorded_name)
-    return spec, Tokenizer(folder) if has_tokenizer else None
+        return store.resolve(name)
+    if Path(name).expanduser().is_dir():
+        return Path(name).expanduser()
+    if name in presets:
+        return None
+    raise ConfigurationError(
+        f"There is no model {name!r}; name a preset, which needs no files "
+        f"({', '.join(presets)}), a Hugging Face folder, or one that `blend model add` made known "
+        f"({', '.join(known) or 'none yet'})."
+    )
 
 
 @dataclass(frozen=True, slots=True)
