@@ -75,11 +75,13 @@ class StoppedJob:
         job_id: the job.
         name: its name.
         status: where it stands.
+        has_failed: whether its latest run failed.
     """
 
     job_id: str
     name: str
     status: str
+    has_failed: bool
 
 
 def stopped_jobs(db: Database) -> list[StoppedJob]:
@@ -97,8 +99,16 @@ def unbegun_jobs(db: Database) -> list[StoppedJob]:
 
 
 def _unended_jobs(db: Database, *which: sa.ColumnElement[bool]) -> list[StoppedJob]:
+    # By a name of its own: `is_held` looks for any run of the job.
+    latest = run.alias("latest")
     statement = (
-        sa.select(batch_job.c.job_id, batch_job.c.name, batch_job.c.status)
+        sa.select(
+            batch_job.c.job_id,
+            batch_job.c.name,
+            batch_job.c.status,
+            sa.func.coalesce(latest.c.status == RunStatus.FAILED.value, sa.false()),
+        )
+        .outerjoin_from(batch_job, latest, latest.c.run_id == batch_job.c.current_run_id)
         .where(batch_job.c.status.in_([status.value for status in JobStatus if not status.is_end]), *which)
         .order_by(batch_job.c.created_at, batch_job.c.job_id)
     )

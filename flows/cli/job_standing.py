@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from storage.lost_runs import LiveRun
+    from storage.lost_runs import LiveRun, StoppedJob
     from storage.suspects import EngineDeath
 
 
@@ -22,6 +22,15 @@ def deaths_line(deaths: "Sequence[EngineDeath]", run_error: str | None) -> str:
     return f"{told}." if run_error is not None and last.reason in run_error else f"{told}: {last.reason}"
 
 
+def stopped_line(job: "StoppedJob") -> str:
+    """That nothing runs a job, in a list of jobs, and what continues it or tells why it cannot be."""
+    if job.has_failed:
+        what = f"its latest run failed; see why, and what to do, with: blend status {job.job_id}"
+    else:
+        what = continuation(job.job_id)
+    return f"Nothing runs job {job.job_id} ({job.name}, {job.status}); {what}"
+
+
 def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) -> tuple[str, ...]:
     """Why nothing runs a job, where that is known, and what continues it, each said once.
 
@@ -35,7 +44,11 @@ def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) 
         return (f"Nothing runs it: its latest run was told to end; {again}",)
     if run_error is None:
         return (f"Nothing runs it; {again}",)
-    return (f"Its latest run failed: {run_error}", f"Nothing runs it; once that is mended, {again}")
+    told = f"Its latest run failed: {run_error}"
+    if f"blend cancel {job_id}" in run_error:
+        # The run itself says that what is wrong is the job's own: to continue it would fail again.
+        return (told, "Nothing runs it.")
+    return (told, f"Nothing runs it; once that is mended, {again}")
 
 
 def holder_json(live: "LiveRun") -> dict[str, Any]:

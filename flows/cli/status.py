@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.job_standing import continuation, deaths_line, holder_json, holder_line, stopped_lines
+from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_line, stopped_lines
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def _status_of_all(*, json: bool) -> None:
     for night in nights:
         print_line(night["message"])
     for each in stopped:
-        print_line(
-            f"Nothing runs job {each.job_id} ({each.name}, {each.status}); {continuation(each.job_id)}"
-        )
+        print_line(stopped_line(each))
 
 
 def _jobs_left(wiring: "Wiring", job_id: str | None = None) -> "list[StoppedJob]":

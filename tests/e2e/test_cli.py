@@ -156,9 +156,14 @@ def test_why_a_job_stopped_and_what_continues_it_are_told_once(
         text: str = blend("status", job_id).stdout
         return text
 
+    def list_of_jobs() -> str:
+        text: str = blend("status").stdout
+        return text
+
     job_id = create_job(wiring, make_job(num_chats=1))
     text = status_after(RunStatus.FAILED, "The disk is full.")
     assert "Its latest run failed: The disk is full.\nNothing runs it; once that is mended, continue" in text
+    assert f"its latest run failed; see why, and what to do, with: blend status {job_id}\n" in list_of_jobs()
     text = status_after(RunStatus.CANCELLED, "The process was told to end; run it again to continue it.")
     assert "Nothing runs it: its latest run was told to end; continue it with: blend run --job-id" in text
     assert text.count("continue it") == 1

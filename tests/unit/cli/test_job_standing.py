@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from flows.cli.job_standing import deaths_line, holder_line, stopped_lines
-from storage.lost_runs import LiveRun
+from flows.cli.job_standing import deaths_line, holder_line, stopped_line, stopped_lines
+from storage.lost_runs import LiveRun, StoppedJob
 from storage.suspects import EngineDeath
 
 AGAIN = "continue it with: blend run --job-id job_1"
@@ -16,10 +16,26 @@ def test_a_run_that_was_told_to_end_has_not_failed_and_is_continued_in_one_sente
 
 
 def test_what_continues_a_failed_job_waits_for_its_reason_to_be_mended() -> None:
-    reason = "vLLM did not start. End the job with `blend cancel job_1` and make a new one."
+    reason = "The disk is full."
     assert stopped_lines("job_1", reason, was_told_to_end=False) == (
         f"Its latest run failed: {reason}",
         f"Nothing runs it; once that is mended, {AGAIN}",
+    )
+
+
+def test_a_run_that_says_to_end_the_job_has_no_continuation_told() -> None:
+    reason = "vLLM did not start. End the job with `blend cancel job_1` and make a new one."
+    told = stopped_lines("job_1", reason, was_told_to_end=False)
+    assert told == (f"Its latest run failed: {reason}", "Nothing runs it.")
+
+
+def test_a_list_tells_a_job_that_failed_from_one_that_stopped() -> None:
+    told = "Nothing runs job job_1 (night, in_progress); "
+    stopped = StoppedJob("job_1", "night", "in_progress", has_failed=False)
+    assert stopped_line(stopped) == told + AGAIN
+    failed = StoppedJob("job_1", "night", "in_progress", has_failed=True)
+    assert stopped_line(failed) == (
+        f"{told}its latest run failed; see why, and what to do, with: blend status job_1"
     )
 
 
