@@ -90,6 +90,7 @@ class JobReport:
         status: its state.
         model: name of its model.
         engine: engine of its latest run; None before the first.
+        policy: admission policy of that run; None before the first.
         device: device profile that the plan was made for; None before there is a plan.
         what_if_device: the other device, None where none was asked for.
         counts: requests by state.
@@ -111,6 +112,7 @@ class JobReport:
     status: str
     model: str
     engine: str | None
+    policy: str | None
     device: str | None
     what_if_device: str | None
     counts: Counts
@@ -147,6 +149,7 @@ class JobReport:
             "status": self.status,
             "model": self.model,
             "engine": self.engine,
+            "policy": self.policy,
             "failure": self.failure,
             "write_back_error": self.write_back_error,
             "device": self.device,
@@ -208,6 +211,7 @@ def build_report(
         status=str(job.status),
         model=job.model,
         engine=None if latest is None else latest.engine,
+        policy=None if latest is None else latest.policy,
         device=None if plan is None else plan.device,
         what_if_device=None if what_if is None or model is None else what_if.name,
         counts=counts(database, job_id),

@@ -71,9 +71,9 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         f"+ {counts.cancelled:,} cancelled"
     )
     pending = f" + {counts.pending:,} pending" if counts.pending else ""
-    engine = "" if report.engine is None else f", engine {report.engine}"
+    run = "" if report.engine is None else f", engine {report.engine}, policy {report.policy}"
     rows = [
-        ("job", f"{report.job_id} ({report.name}), {report.status}, model {report.model}{engine}"),
+        ("job", f"{report.job_id} ({report.name}), {report.status}, model {report.model}{run}"),
         *([("failure", report.failure)] if report.failure else []),
         *_write_back_rows(report),
         ("requests", f"{ended}{pending} = {counts.total:,}"),

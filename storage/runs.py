@@ -45,12 +45,14 @@ class LatestRun:
     Attributes:
         run_id: the run.
         engine: name of its engine.
+        policy: its admission policy.
         status: its state.
         error: why it ended; None where it goes on or ended well. One that was told to end has a reason, too.
     """
 
     run_id: str
     engine: str
+    policy: str
     status: RunStatus
     error: str | None
 
@@ -171,7 +173,7 @@ def finish_run(db: Database, the_run: Run, status: RunStatus, *, error_message: 
 def latest_run(db: Database, job_id: str) -> LatestRun | None:
     """The run that a job had last, or has now; None before the first."""
     statement = (
-        sa.select(run.c.run_id, run.c.engine, run.c.status, run.c.error_message)
+        sa.select(run.c.run_id, run.c.engine, run.c.policy, run.c.status, run.c.error_message)
         .where(run.c.job_id == job_id)
         .order_by(run.c.fencing_number.desc())
         .limit(1)
@@ -180,7 +182,7 @@ def latest_run(db: Database, job_id: str) -> LatestRun | None:
         row = connection.execute(statement).one_or_none()
     if row is None:
         return None
-    return LatestRun(row.run_id, row.engine, RunStatus(row.status), row.error_message)
+    return LatestRun(row.run_id, row.engine, row.policy, RunStatus(row.status), row.error_message)
 
 
 def latest_run_id(db: Database, job_id: str) -> str | None:

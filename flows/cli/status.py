@@ -174,7 +174,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         latest = latest_run(wiring.database, job_id)
         live = None if job.status.is_end else live_run(wiring.database, job_id)
         is_stopped = not job.status.is_end and bool(_jobs_left(wiring, job_id))
-    engine = None if latest is None else latest.engine
+    engine, policy = (None, None) if latest is None else (latest.engine, latest.policy)
     run_status = None if latest is None else latest.status
     run_error = None if latest is None or job.status.is_end else latest.error
     if json:
@@ -183,6 +183,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
             | _tally_json(tally)
             | {
                 "engine": engine,
+                "policy": policy,
                 "tokens_per_s": metrics.tokens_per_s,
                 "prefix_sharing": metrics.prefix_sharing,
                 "latest_run_status": run_status,
@@ -194,7 +195,7 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
         )
         return
     done = tally.total - tally.pending
-    served = f"model {job.model}" + ("" if engine is None else f", engine {engine}")
+    served = f"model {job.model}" + ("" if engine is None else f", engine {engine}, policy {policy}")
     print_line(f"Job {job.job_id} ({job.name}): {job.status}, {served}, day {job.logical_date}")
     print_line(
         f"{done:,} of {tally.total:,} done: {tally.succeeded:,} succeeded, {tally.errored:,} errored, "

@@ -201,7 +201,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     live, text = held_by(holder_details(), waiting)
     assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])
     assert f"Run by process {os.getpid()} on " in text
-    assert ", engine torch, day " in text
+    assert ", engine torch, policy dfs, day " in text
     assert json.loads(blend("status", waiting, "--json").stdout)["engine"] == "torch"
     assert "last sign of life" in text
 

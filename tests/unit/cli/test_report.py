@@ -54,6 +54,7 @@ def report(windows: list[DensityRow]) -> JobReport:
         status="completed",
         model="m",
         engine="vllm",
+        policy="dual_scan",
         device="cpu",
         what_if_device="a100-80g",
         counts=Counts(total=7, succeeded=5, errored=2, expired=0, cancelled=0),
@@ -129,12 +130,12 @@ def test_the_text_reconciles_counts_and_names_both_devices() -> None:
     assert "invalid_json" in text
 
 
-def test_the_report_names_the_engine_that_ran() -> None:
+def test_the_report_names_engine_and_policy_of_the_run() -> None:
     ran = report([row(0)])
     for text in (report_text(ran), report_markdown(ran)):
-        assert "job_1 (night), completed, model m, engine vllm" in text
-    assert ran.as_json()["engine"] == "vllm"
-    assert "engine" not in report_text(replace(ran, engine=None))
+        assert "job_1 (night), completed, model m, engine vllm, policy dual_scan" in text
+    assert (ran.as_json()["engine"], ran.as_json()["policy"]) == ("vllm", "dual_scan")
+    assert "engine" not in report_text(replace(ran, engine=None, policy=None))
 
 
 def test_a_job_that_has_not_run_has_a_report_too() -> None:
