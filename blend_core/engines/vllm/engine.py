@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
-from blend_core.engines.vllm.error_words import words_of
+from blend_core.engines.vllm.error_words import start_error
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
@@ -127,9 +127,7 @@ class VllmEngine:
         except Exception as error:
             if remote is not None:
                 remote.close()
-            raise EngineStartError(
-                f"vLLM did not start ({words_of(error)}); the log on standard error has the details."
-            ) from error
+            raise start_error(error) from error
         core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote)
         try:
             if remote is not None:

@@ -1,13 +1,28 @@
-"""vLLM's own words for what is wrong, short enough for an error of ours."""
+"""vLLM's own words for what is wrong: short enough for an error of ours, and in full on standard error."""
 
 import re
+import sys
+import traceback
 from typing import Final
+
+from blend_core.errors import EngineStartError
 
 MOST_CHARACTERS: Final = 300
 """Of vLLM's own words in an error."""
 
 _SOURCE_LINE: Final = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
 """Time and place in the source of its libraries, in front of what they say."""
+
+
+def start_error(error: Exception) -> EngineStartError:
+    """What is told where vLLM does not start, once all that vLLM said is on standard error.
+
+    Of errors before its core starts vLLM itself prints nothing.
+    """
+    traceback.print_exception(error, file=sys.stderr)
+    return EngineStartError(
+        f"vLLM did not start ({words_of(error)}); the log on standard error has the details."
+    )
 
 
 def words_of(error: Exception) -> str:

@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from blend_core.engines.vllm.error_words import MOST_CHARACTERS, words_of
+from blend_core.engines.vllm.error_words import MOST_CHARACTERS, start_error, words_of
 
 
 class CacheConfig(pydantic.BaseModel):
@@ -31,3 +31,12 @@ def test_a_wrong_value_is_told_by_the_name_of_its_option() -> None:
 )
 def test_of_another_error_its_first_line_is_told(error: Exception, words: str) -> None:
     assert words_of(error) == words
+
+
+def test_what_is_cut_in_the_error_is_on_standard_error_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    allowed = ", ".join(f"'kind_{number}'" for number in range(60))
+    refused = ValueError(f"quantization: Input should be {allowed}\nand a second line")
+    told = str(start_error(refused))
+    assert told.startswith("vLLM did not start (ValueError: quantization: Input should be 'kind_0', 'kind_1'")
+    assert told.endswith("…); the log on standard error has the details.")
+    assert f"ValueError: {refused}\n" in capsys.readouterr().err
