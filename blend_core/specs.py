@@ -11,7 +11,17 @@ from typing import Any, Final, TypeVar
 from blend_core.errors import ConfigurationError
 from blend_core.model_shape import ModelConfig, model_shape
 
-_DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4, "bf16": 2, "fp16": 2, "fp32": 4}
+_DTYPE_BYTES: Final = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "bf16": 2,
+    "fp16": 2,
+    "fp32": 4,
+    # Names of torch's and vLLM's.
+    "half": 2,
+    "float": 4,
+}
 
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {
     # Wide enough for any device, and narrow enough that every duration is a number.

@@ -176,6 +176,7 @@ _PLAIN_FAULTS = {
     "missing": "is missing",
     "string_type": "must be a text",
     "list_type": "must be a list (`[…]`, or lines that begin with `-`)",
+    "dict_type": "must be names and their values (`name: value`)",
     "model_type": "must be fields and their values (`name: value`)",
 }
 

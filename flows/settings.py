@@ -22,6 +22,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     DotEnvSettingsSource,
@@ -108,7 +109,12 @@ class EngineSettings(_Group):
     @classmethod
     def _known_options(cls, value: dict[str, Any]) -> dict[str, Any]:
         options = options_of_texts(value)
-        check_passed_options(options)
+        for name, given in options.items():
+            try:
+                check_passed_options({name: given})
+            except ConfigurationError as error:
+                context = {"message": str(error).rstrip("."), "option": name}
+                raise PydanticCustomError("vllm_option", "{message}", context) from None
         return options
 
 
@@ -258,7 +264,9 @@ def _check_line(line: SettingsLine, file: Path) -> None:
 
 def _wrong_setting(error: ValidationError, given: Sequence[_Given]) -> ConfigurationError:
     first = error.errors(include_input=False, include_url=False)[0]
-    name = "BLEND_" + "__".join(str(part).upper() for part in first["loc"])
+    # The options of vLLM are one field, and each has a variable.
+    parts = [*first["loc"], *([first["ctx"]["option"]] if first["type"] == "vllm_option" else [])]
+    name = "BLEND_" + "__".join(str(part).upper() for part in parts)
     exact = [each.place for each in given if each.name == name]
     # A value may come out of a variable with JSON above it, or be made of variables for its parts.
     around = [

@@ -50,6 +50,17 @@ KNOWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = PASSED_OPTIONS | OWN_OPTIONS
 
 _SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
 
+_KINDS: Final = {
+    bool: "true or false",
+    int: "a whole number",
+    str: "a text",
+    list: "a list",
+    dict: "an object of names and values",
+}
+
+DTYPES: Final = ("auto", "bfloat16", "float16", "half", "float32", "float")
+"""Element types by the names that vLLM takes."""
+
 _SET_ELSEWHERE: Final = {
     "model": "the job's `model`",
     "seed": "the job's `options.seed`",
@@ -90,8 +101,8 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
         if types is None:
             raise _unknown_option(name)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-            wanted = " or ".join(one.__name__ for one in types)
-            raise ConfigurationError(f"The vLLM option {name!r} must be of type {wanted}.")
+            wanted = "a number" if float in types else " or ".join(_KINDS[one] for one in types)
+            raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; it must be {wanted}.")
         if name in _SIZES and options[name] < 1:
             raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be at least 1.")
         if name == "gpu_memory_utilization" and not 0 < options[name] <= 1:
@@ -110,6 +121,17 @@ def _unknown_option(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"The vLLM option {name!r} is not known{meant}; those that are: {', '.join(known)}."
     )
+
+
+def check_dtype(options: Mapping[str, Any]) -> None:
+    """Checks that vLLM knows the element type by its name.
+
+    Raises:
+        ConfigurationError: it does not; names those that it knows.
+    """
+    dtype = options.get("dtype", "auto")
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"The vLLM option 'dtype' is {dtype!r}; give one of {', '.join(DTYPES)}.")
 
 
 def check_options_on_cpu(options: Mapping[str, Any]) -> None:

@@ -289,8 +289,8 @@ def test_options_that_make_no_sense_are_refused_by_name(tiny_llama: object) -> N
     for passed, match in [
         ({"no_such_option": 1}, "'no_such_option' is not known"),
         ({"max_num_seqs": 4}, "BLEND_ENGINE__MAX_NUM_SEQS"),
-        ({"tensor_parallel_size": "two"}, "'tensor_parallel_size' must be of type int"),
-        ({"tensor_parallel_size": True}, "must be of type int"),
+        ({"tensor_parallel_size": "two"}, "'tensor_parallel_size' is 'two'; it must be a whole number"),
+        ({"tensor_parallel_size": True}, "is True; it must be a whole number"),
     ]:
         with pytest.raises(ConfigurationError, match=match):
             options(folder, passed=passed)  # type: ignore[arg-type]

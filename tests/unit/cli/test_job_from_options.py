@@ -110,13 +110,16 @@ def test_a_number_out_of_range_is_refused_by_its_field(tmp_path: Path, field: st
 
 def test_every_fault_of_a_job_file_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
-    file.write_text("modle: m\ns3: s3://b/k\nsql: [{query: SELECT 1}]\nname: 7\noptions: {seed: -1}\n")
+    file.write_text(
+        "modle: m\ns3: s3://b/k\nsql: [{query: SELECT 1}]\nname: 7\noptions: {seed: -1, vllm: fast}\n"
+    )
     with pytest.raises(ConfigurationError) as caught:
         job_of(file, {})
     assert str(caught.value).removeprefix(f"{file}: ").split("; ") == [
         "name: must be a text",
         "s3: must be a list (`[…]`, or lines that begin with `-`)",
         "sql.0.prompt: is missing",
+        "options.vllm: must be names and their values (`name: value`)",
         "options.seed: must be greater than or equal to 0",
         "modle: there is no such field",
         "correct its name or leave it out.",

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from blend_core.engines.vllm.installed import InstalledVllm
+from blend_core.engines.vllm.passed_options import DTYPES
 from blend_core.errors import ConfigurationError
 from flows.ingest.parse import ParseOptions
 from flows.job_spec import BatchJobSpec, parse_job
@@ -142,12 +143,16 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        (
+            {"dtype": "float99"},
+            "'dtype' is 'float99'; give one of auto, bfloat16, float16, half, ",
+        ),
         ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for"),
         ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int], reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], reason: str
 ) -> None:
     monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
     model = make_tiny_llama(tmp_path / "tiny")
@@ -155,6 +160,17 @@ def test_options_that_do_not_fit_the_model_are_refused(
     asked = {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "vllm", "vllm": options}}
     with pytest.raises(ConfigurationError, match=reason):
         check_engine(wiring, BatchJobSpec.model_validate(asked))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_element_type_of_vllms_is_let_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
+    model = make_tiny_llama(tmp_path / "tiny")
+    wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    asked = {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "vllm", "vllm": {"dtype": dtype}}}
+    check_engine(wiring, BatchJobSpec.model_validate(asked))
 
 
 def submitted(tmp_path: Path, machine: EngineSettings | None = None, **options: Any) -> None:

@@ -213,11 +213,37 @@ def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: 
     ):
         JobOptions.model_validate({"vllm": {"max_model_length": 100}})
     monkeypatch.setenv("BLEND_ENGINE__VLLM__NO_SUCH", "1")
-    with pytest.raises(ConfigurationError, match="'no_such' is not known"):
+    named = "variable BLEND_ENGINE__VLLM__NO_SUCH: The vLLM option 'no_such' is not known"
+    with pytest.raises(ConfigurationError, match=named):
         load_settings()
     monkeypatch.delenv("BLEND_ENGINE__VLLM__NO_SUCH")
     monkeypatch.setenv("BLEND_ENGINE__VLLM__TENSOR_PARALLEL_SIZE", "2")
     assert load_settings().engine.vllm == {"tensor_parallel_size": 2}
+
+
+def test_a_vllm_option_of_another_type_is_told_with_its_value_and_its_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for options, told in (
+        ({"max_model_len": "lots"}, "'max_model_len' is 'lots'; it must be a whole number"),
+        ({"enforce_eager": 1}, "'enforce_eager' is 1; it must be true or false"),
+        ({"cpu_offload_gb": []}, r"'cpu_offload_gb' is \[\]; it must be a number"),
+        ({"compilation_config": "x"}, "is 'x'; it must be an object of names and values or a whole number"),
+    ):
+        with pytest.raises(ValidationError, match=told):
+            JobOptions.model_validate({"vllm": options})
+    monkeypatch.setenv("BLEND_ENGINE__VLLM__DTYPE", "half")
+    monkeypatch.setenv("BLEND_ENGINE__VLLM__MAX_MODEL_LEN", "lots")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert str(caught.value) == (
+        "Environment variable BLEND_ENGINE__VLLM__MAX_MODEL_LEN: The vLLM option 'max_model_len' is 'lots'; "
+        "it must be a whole number."
+    )
+    monkeypatch.delenv("BLEND_ENGINE__VLLM__MAX_MODEL_LEN")
+    monkeypatch.setenv("BLEND_ENGINE__VLLM", '{"max_loras": "few"}')
+    with pytest.raises(ConfigurationError, match="variable BLEND_ENGINE__VLLM: The vLLM option 'max_loras'"):
+        load_settings()
 
 
 def test_a_rank_of_a_model_that_is_spread_over_gpus_has_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
