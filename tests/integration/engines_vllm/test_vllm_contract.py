@@ -31,6 +31,11 @@ def scheduler(engine: VllmEngine) -> Any:
     return engine._opened.core._scheduler
 
 
+def assert_in_order(source: str, *texts: str) -> None:
+    places = [source.index(text) for text in texts]
+    assert places == sorted(places)
+
+
 def parameters(function: object) -> list[str]:
     return list(inspect.signature(function).parameters)  # type: ignore[arg-type]  # any function
 
@@ -130,30 +135,24 @@ def test_the_bitmask_is_asked_for_while_a_step_is_computed() -> None:
     from vllm.v1.engine.core import EngineCore
 
     step = inspect.getsource(EngineCore.step)
-    asked = [
-        step.index(text)
-        for text in (
-            "execute_model(scheduler_output, non_block=True)",
-            "get_grammar_bitmask(",
-            "future.result()",
-        )
-    ]
-    assert asked == sorted(asked)
+    assert_in_order(
+        step,
+        "execute_model(scheduler_output, non_block=True)",
+        "get_grammar_bitmask(",
+        "future.result()",
+    )
     overlapping = inspect.getsource(EngineCore.step_with_batch_queue)
-    asked = [
-        overlapping.index(text)
-        for text in (
-            "scheduler_output, non_block=True",
-            "if not scheduler_output.pending_structured_output_tokens:",
-            "get_grammar_bitmask(",
-            "batch_queue.appendleft(",
-            "future.result()",
-            # For a step whose bitmask needs the tokens of the one before.
-            "update_from_output(",
-            "future = self.model_executor.sample_tokens(grammar_output, non_block=True)",
-        )
-    ]
-    assert asked == sorted(asked)
+    assert_in_order(
+        overlapping,
+        "scheduler_output, non_block=True",
+        "if not scheduler_output.pending_structured_output_tokens:",
+        "get_grammar_bitmask(",
+        "batch_queue.appendleft(",
+        "future.result()",
+        # For a step whose bitmask needs the tokens of the one before.
+        "update_from_output(",
+        "future = self.model_executor.sample_tokens(grammar_output, non_block=True)",
+    )
 
 
 def test_only_a_scheduler_that_schedules_ahead_is_vllms_asynchronous_one(scheduler: Any) -> None:
@@ -191,18 +190,15 @@ def test_schedule_asks_bool_then_peeks_then_pops() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     source = inspect.getsource(Scheduler.schedule)
-    asked = [
-        source.index(text)
-        for text in (
-            "if not request_queue or",
-            "request_queue.peek_request()",
-            "                    num_tokens_past_hit,\n",
-            "request = request_queue.pop_request()\n                self.deferred_waiting.discard",
-            "RequestStatus.RUNNING\n                request.num_computed_tokens = num_computed_tokens",
-            "self.waiting.prepend_requests(step_skipped_waiting)",
-        )
-    ]
-    assert asked == sorted(asked)
+    assert_in_order(
+        source,
+        "if not request_queue or",
+        "request_queue.peek_request()",
+        "                    num_tokens_past_hit,\n",
+        "request = request_queue.pop_request()\n                self.deferred_waiting.discard",
+        "RequestStatus.RUNNING\n                request.num_computed_tokens = num_computed_tokens",
+        "self.waiting.prepend_requests(step_skipped_waiting)",
+    )
 
 
 def test_the_token_budget_of_a_step_is_an_attribute_that_schedule_reads() -> None:
@@ -351,16 +347,13 @@ def test_vllms_batch_runner_reads_its_file_after_set_up_and_writes_when_every_an
     from vllm.entrypoints.launchers import run_batch
 
     source = inspect.getsource(run_batch.run_batch)
-    asked = [
-        source.index(text)
-        for text in (
-            "await build_endpoint_registry(",
-            "await read_file(args.input_file)",
-            "await asyncio.gather(*response_futures)",
-            "await write_file(args.output_file",
-        )
-    ]
-    assert asked == sorted(asked)
+    assert_in_order(
+        source,
+        "await build_endpoint_registry(",
+        "await read_file(args.input_file)",
+        "await asyncio.gather(*response_futures)",
+        "await write_file(args.output_file",
+    )
 
 
 def test_json_schemas_are_checked_in_one_place() -> None:
