@@ -9,10 +9,12 @@ reader slows the engine down instead of filling memory.
 import os
 import pickle
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -126,26 +128,28 @@ class EngineProcess:
 
 
 class _Child:
-    """One child process with the thread that serves it."""
+    """One child process with the thread that serves it, and a folder of its own for temporary files."""
 
     def __init__(self, pickled_factory: bytes, held_files: tuple[int, ...]) -> None:
+        self._folder = _temporary_folder()
         ours, theirs = socket.socketpair()
         lifeline_read, self._lifeline = os.pipe()
         command = [sys.executable, "-P", "-m", "blend_core.engines.process_child"]
         with theirs:
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - this interpreter, this package
-                    [*command, str(theirs.fileno()), str(lifeline_read)],
+                    [*command, str(theirs.fileno()), str(lifeline_read), self._folder],
                     stdin=subprocess.DEVNULL,
                     # The parent's results go to standard output, so nothing of the child's may.
                     stdout=2,
                     pass_fds=(theirs.fileno(), lifeline_read, *held_files),
                     start_new_session=True,
-                    env=_child_environment(),
+                    env=_child_environment(self._folder),
                 )
             except OSError as error:
                 ours.close()
                 os.close(self._lifeline)
+                shutil.rmtree(self._folder)
                 raise EngineStartError(
                     f"The engine process cannot be started ({error.strerror}); free memory or end processes."
                 ) from error
@@ -184,6 +188,7 @@ class _Child:
         """Kills the group, joins process and thread. Once only."""
         self._ending.set()
         self._kill_group()
+        shutil.rmtree(self._folder, ignore_errors=True)
         if self._thread is not threading.current_thread():
             self._thread.join()
         with suppress(queue.Full):  # a reader that waits finds the queue empty, and waits no longer
@@ -258,13 +263,31 @@ class _Child:
                 return
 
 
-def _child_environment() -> dict[str, str]:
+def _temporary_folder() -> str:
+    """A folder for what the child and its own processes put down, vLLM's sockets say.
+
+    They are killed in the end, and clean nothing up themselves.
+    """
+    try:
+        # A short name: the path of a socket in it has room for about a hundred characters in all.
+        return tempfile.mkdtemp(prefix="blend-")
+    except OSError as error:
+        raise EngineStartError(
+            f"The engine process finds no folder for temporary files ({error.strerror}); make room there, or "
+            "let TMPDIR name a folder of yours."
+        ) from error
+
+
+def _child_environment(folder: str) -> dict[str, str]:
     """The parent's, with its import path. Idle compute threads sleep rather than spin, unless it says so.
 
     On a machine that does other work too, spinning threads starve one another to a fraction of the speed.
+    What torch compiles is kept for the next one, beside the child's own folder.
     """
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
+    compiled = str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}")
+    defaults = {"OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_CACHE_DIR": compiled}
+    return {**defaults, **os.environ, "PYTHONPATH": path, "TMPDIR": folder}
 
 
 def _died(return_code: int) -> EngineDiedError:

@@ -1,11 +1,13 @@
-"""The engine's side of `EngineProcess`: `python -m blend_core.engines.process_child CHANNEL_FD LIFELINE_FD`.
+"""The engine's side of `EngineProcess`.
 
-Standard output is the parent's standard error here, so whatever an engine prints ends up among the logs.
+It starts `python -m blend_core.engines.process_child CHANNEL_FD LIFELINE_FD FOLDER`. Standard output is the
+parent's standard error here, so whatever an engine prints ends up among the logs.
 """
 
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -50,9 +52,15 @@ _CHANGES_INTERVAL_S = 0.1
 _PARENT_POLL_S = 0.5
 
 
-def main(channel_fd: int, lifeline_fd: int) -> None:
-    """Opens the engine that the parent names and runs what it asks for, until the parent is gone."""
-    end_with_parent(lifeline_fd)
+def main(channel_fd: int, lifeline_fd: int, folder: str) -> None:
+    """Opens the engine that the parent names and runs what it asks for, until the parent is gone.
+
+    Args:
+        channel_fd: of a socket to the parent.
+        lifeline_fd: see `end_with_parent`.
+        folder: for temporary files; it is removed where the parent cannot.
+    """
+    end_with_parent(lifeline_fd, folder)
     channel = _Channel(Connection(channel_fd))
     try:
         engine = _open(channel)
@@ -61,7 +69,7 @@ def main(channel_fd: int, lifeline_fd: int) -> None:
             _run(engine, channel)
     except _ParentGoneError:
         # Leaving in good order would leave the engine's own processes behind.
-        os.killpg(0, signal.SIGKILL)
+        _end(folder)
 
 
 class _ParentGoneError(BaseException):
@@ -98,19 +106,20 @@ class _Channel:
             raise _ParentGoneError from None
 
 
-def end_with_parent(lifeline_fd: int) -> None:
+def end_with_parent(lifeline_fd: int, folder: str | None = None) -> None:
     """From now on a thread waits for the parent's end, then kills this process group, which must not be the
     parent's.
 
     Args:
         lifeline_fd: of a pipe whose other end the parent holds.
+        folder: removed before.
     """
     threading.Thread(
-        target=_wait_for_parents_end, args=(lifeline_fd, os.getppid()), name="lifeline", daemon=True
+        target=_wait_for_parents_end, args=(lifeline_fd, os.getppid(), folder), name="lifeline", daemon=True
     ).start()
 
 
-def _wait_for_parents_end(lifeline_fd: int, parent_pid: int) -> None:
+def _wait_for_parents_end(lifeline_fd: int, parent_pid: int, folder: str | None) -> None:
     """Waits for the parent's end, then kills this process group.
 
     The pipe tells at once; the poll covers a pipe that some other child of the parent's inherited. The
@@ -121,6 +130,13 @@ def _wait_for_parents_end(lifeline_fd: int, parent_pid: int) -> None:
         readable, _, _ = select.select([lifeline_fd], [], [], _PARENT_POLL_S)
         if readable:
             break
+    _end(folder)
+
+
+def _end(folder: str | None) -> None:
+    """Kills this process group."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -288,4 +304,4 @@ class RemoteSource:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

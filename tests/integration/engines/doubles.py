@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from blend_core.engines.base import (
     Engine,
@@ -44,7 +46,8 @@ class EchoEngine:
             print("on standard output")  # noqa: T201
         if self._mode == "grandchild":
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            return EngineInfo("echo", INFO.model, INFO.device, INFO.limits, {"pid": str(child.pid)})
+            details = {"pid": str(child.pid), "folder": put_something_down()}
+            return EngineInfo("echo", INFO.model, INFO.device, INFO.limits, details)
         return INFO
 
     def run(self, source: RequestSource) -> Iterator[EngineEvent]:
@@ -87,6 +90,13 @@ class EchoEngine:
         pass
 
 
+def put_something_down() -> str:
+    """Leaves a temporary file, in a folder that is returned."""
+    handle, path = tempfile.mkstemp()
+    os.close(handle)
+    return str(Path(path).parent)
+
+
 def make_echo(mode: str = "") -> Engine:
     return EchoEngine(mode)
 
@@ -102,13 +112,14 @@ def print_why_an_engine_does_not_open(make_engine: Callable[[], Engine]) -> None
 
 
 def hold_an_engine_open() -> None:
-    """A parent program: opens an engine with a child of its own, tells both pids, never ends by itself."""
+    """A parent program: opens an engine with a child of its own, tells both pids and where they put things
+    down, never ends by itself."""
     from functools import partial
 
     from blend_core.engines.process import EngineProcess
 
     process = EngineProcess(partial(make_echo, "grandchild"))
     info = process.open()
-    sys.stdout.write(f"{process.pid} {info.details['pid']}\n")
+    sys.stdout.write(f"{process.pid} {info.details['pid']} {info.details['folder']}\n")
     sys.stdout.flush()
     time.sleep(600)

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from functools import partial
@@ -131,13 +132,31 @@ def test_what_is_asked_back_is_given_back_unless_it_has_started() -> None:
     assert finished.output_text == str(others[:2])
 
 
-def test_close_kills_the_engines_own_children_too() -> None:
+def test_close_kills_the_engines_own_children_too_and_removes_what_they_put_down() -> None:
     process = echo("grandchild")
-    grandchild = int(process.open().details["pid"])
+    details = process.open().details
+    grandchild, folder = int(details["pid"]), Path(details["folder"])
     assert psutil.pid_exists(grandchild)
+    assert list(folder.iterdir())
     process.close()
     process.close()
     assert ends_within(grandchild, 5)
+    assert not folder.exists()
+
+
+def test_each_engine_has_a_folder_of_its_own_for_temporary_files() -> None:
+    one, other = echo("grandchild"), echo("grandchild")
+    folders = {Path(process.open().details["folder"]) for process in (one, other)}
+    one.close()
+    assert len([folder for folder in folders if folder.exists()]) == 1
+    other.close()
+    assert Path(tempfile.gettempdir()) not in folders
+
+
+def test_without_room_for_temporary_files_an_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/nothing")
+    with pytest.raises(EngineStartError, match="let TMPDIR name a folder of yours"):
+        echo().open()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -153,12 +172,15 @@ def test_an_engine_ends_with_its_parent(how: signal.Signals) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as parent:
         assert parent.stdout is not None
-        child, grandchild = map(int, parent.stdout.readline().split())
+        *pids, folder = parent.stdout.readline().split()
+        child, grandchild = map(int, pids)
         assert psutil.pid_exists(child)
+        assert list(Path(folder).iterdir())
         parent.send_signal(how)
 
         assert ends_within(child, 5)
         assert ends_within(grandchild, 5)
+        assert not Path(folder).exists()
 
 
 def test_errors_cross_with_their_type_and_ids() -> None:
