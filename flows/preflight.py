@@ -93,7 +93,7 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     Raises:
         ConfigurationError: the engine that is asked for cannot serve here, the device is not there, there are
             fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, vLLM's options do not
-            fit the model, or the model cannot be served.
+            fit the model, the model cannot be served, or KV has room for nothing.
     """
     folder = wiring.models.resolve(spec.model)
     wiring.device_profile()
@@ -103,7 +103,7 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     is_any_length_taken = wiring.settings.is_any_context_length_taken
     serving.check_options(folder, spec.model, is_any_length_taken=is_any_length_taken)
     wiring.rank_devices(spec)
-    wiring.model_spec(spec)
+    wiring.engine_limits(spec, wiring.model_spec(spec))
 
 
 def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:

@@ -98,6 +98,10 @@ def test_what_a_line_could_not_ask_for_a_source_cannot(fields: dict[str, Any], r
         ({"device": "abacus"}, "BLEND_ENGINE__DEVICE 'abacus'"),
         ({"device": "cuda:77"}, "BLEND_ENGINE__DEVICE is 'cuda:77'"),
         ({"device_profile": "gone"}, "gone"),
+        (
+            {"name": "torch", "kv_gib": 1e-9},
+            "no room for a block of 16 tokens of model .*tiny; raise BLEND_ENGINE__KV_GIB",
+        ),
     ],
 )
 def test_an_engine_that_cannot_be_opened_is_refused(
@@ -149,6 +153,7 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
         ),
         ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for"),
         ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
+        ({"kv_cache_memory_bytes": 8}, "no room for a block of 32 .*; raise the vLLM option `kv_cache_mem"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(

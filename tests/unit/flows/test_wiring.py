@@ -179,6 +179,17 @@ def test_options_of_the_job_come_over_those_of_the_machine(
     assert chosen.limits(spec, profile).num_blocks == 2 * 10**9 // (16 * spec.kv_bytes_per_token)
 
 
+def test_what_to_raise_for_more_kv_is_what_gives_it_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cpu"))
+    assert serving(tmp_path).kv_setting == "BLEND_ENGINE__KV_GIB"
+    for option in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        assert serving(tmp_path, {"vllm": {option: 100}}).kv_setting == f"the vLLM option `{option}`"
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cuda"))
+    assert "BLEND_ENGINE__DEVICE_PROFILE" in serving(tmp_path, device="cuda").kv_setting
+
+
 def test_vllm_on_a_cpu_takes_blocks_of_a_multiple_of_32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
