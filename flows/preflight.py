@@ -128,7 +128,7 @@ def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
 
 
 def _is_whole(path: str) -> bool:
-    return Path(path).expanduser().is_absolute()
+    return path.startswith("~") or Path(path).is_absolute()
 
 
 def _check_device(name: str) -> None:

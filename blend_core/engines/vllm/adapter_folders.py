@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from blend_core.engines.vllm.passed_options import LORA_RANKS
 from blend_core.errors import ConfigurationError
 
 DEFAULT_MAX_LORA_RANK: Final = 16
@@ -38,13 +39,18 @@ def check_adapter_folders(options: Mapping[str, Any]) -> None:
     """
     max_rank = options.get("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     for name, folder in options.get("lora_adapters", {}).items():
-        reason = _fault(Path(folder).expanduser(), max_rank)
+        reason = _fault(folder, max_rank)
         if reason is not None:
             raise ConfigurationError(f"The LoRA adapter {name!r} cannot be used: {folder} {reason}.")
 
 
-def _fault(folder: Path, max_rank: int) -> str | None:
-    if not folder.is_dir():
+def _fault(path: str, max_rank: int) -> str | None:
+    try:
+        folder = Path(path).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError):  # a name that is too long, `~` of a user who is not there
+        is_folder = False
+    if not is_folder:
         return "is no folder of this machine; correct it in `lora_adapters`"
     try:
         config = json.loads((folder / _CONFIG).read_bytes())
@@ -55,10 +61,13 @@ def _fault(folder: Path, max_rank: int) -> str | None:
         return f"has a {_CONFIG} that does not tell the adapter's rank `r`; export the adapter again"
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         return f"has a {_CONFIG} whose rank `r` is no number from 1; export the adapter again"
+    enough = [rank for rank in LORA_RANKS if rank >= max(ranks)]
+    if not enough:
+        return f"is of rank {max(ranks)}, and vLLM serves up to {LORA_RANKS[-1]}; train one of a lower rank"
     if max(ranks) > max_rank:
         return (
             f"is of rank {max(ranks)}, and `max_lora_rank` is {max_rank}; set the vLLM option "
-            f"`max_lora_rank` to at least {max(ranks)}"
+            f"`max_lora_rank` to {enough[0]}"
         )
     unserved = _unserved(config)
     if unserved is not None:

@@ -34,6 +34,11 @@ def test_a_folder_that_is_not_there_is_told_with_its_adapter(tmp_path: Path) -> 
     assert told.startswith(f"The LoRA adapter 'support' cannot be used: {tmp_path / 'gone'} is no folder")
 
 
+@pytest.mark.parametrize("folder", ["~nobody-of-that-name/support", f"/{'a' * 5000}", "/a\0b"])
+def test_a_path_that_can_be_none_is_no_folder(folder: str) -> None:
+    assert "is no folder of this machine" in refusal({"lora_adapters": {"support": folder}})
+
+
 def test_a_folder_without_what_makes_an_adapter_is_refused(tmp_path: Path) -> None:
     assert "holds no adapter_config.json" in refusal({"lora_adapters": {"support": str(tmp_path)}})
     assert "holds no adapter_model.safetensors" in refusal(adapter(tmp_path, {"r": 8}, weights=None))
@@ -47,7 +52,12 @@ def test_a_configuration_without_a_rank_is_refused(tmp_path: Path, config: Any) 
 def test_a_rank_above_the_highest_is_told_with_the_option_that_raises_it(tmp_path: Path) -> None:
     assert "is of rank 32, and `max_lora_rank` is 16" in refusal(adapter(tmp_path, {"r": 32}))
     options = adapter(tmp_path, {"r": 8, "rank_pattern": {"q_proj": 64}}) | {"max_lora_rank": 32}
-    assert "set the vLLM option `max_lora_rank` to at least 64" in refusal(options)
+    assert "set the vLLM option `max_lora_rank` to 64" in refusal(options)
+
+
+def test_a_rank_between_those_of_vllm_is_told_the_next_one(tmp_path: Path) -> None:
+    assert "set the vLLM option `max_lora_rank` to 32" in refusal(adapter(tmp_path, {"r": 17}))
+    assert "is of rank 513, and vLLM serves up to 512" in refusal(adapter(tmp_path, {"r": 513}))
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,8 @@ def test_what_another_environment_may_have_otherwise_is_no_reason_not_to_submit(
     submitted(tmp_path, EngineSettings(name="torch"), vllm={"max_model_len": 64})
     submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), engine="vllm")
     submitted(tmp_path, vllm={"lora_adapters": {"support": "adapters/support"}})
+
+
+def test_a_home_of_nobody_is_no_folder_of_an_adapter(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'support' cannot be used: ~nobody-of-that-name/support is"):
+        submitted(tmp_path, vllm={"lora_adapters": {"support": "~nobody-of-that-name/support"}})
