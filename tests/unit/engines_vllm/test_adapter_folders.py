@@ -9,11 +9,16 @@ import pytest
 from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.errors import ConfigurationError
 
+TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HEADER = json.dumps({"__metadata__": {}, "lora_A.weight": TENSOR}).encode()
+WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+"""A safetensors file of one tensor."""
+
 
 def adapter(folder: Path, config: Any, weights: str | None = "adapter_model.safetensors") -> dict[str, Any]:
     (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     if weights is not None:
-        (folder / weights).touch()
+        (folder / weights).write_bytes(WHOLE)
     return {"lora_adapters": {"support": str(folder)}}
 
 
@@ -42,6 +47,17 @@ def test_a_path_that_can_be_none_is_no_folder(folder: str) -> None:
 def test_a_folder_without_what_makes_an_adapter_is_refused(tmp_path: Path) -> None:
     assert "holds no adapter_config.json" in refusal({"lora_adapters": {"support": str(tmp_path)}})
     assert "holds no adapter_model.safetensors" in refusal(adapter(tmp_path, {"r": 8}, weights=None))
+
+
+@pytest.mark.parametrize("content", [b"", WHOLE[:5], WHOLE[:20], WHOLE[:-1], WHOLE + b"x", b"<html>" * 9])
+def test_weights_that_are_cut_off_are_refused(tmp_path: Path, content: bytes) -> None:
+    options = adapter(tmp_path, {"r": 8})
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    assert "holds an adapter_model.safetensors that is not whole; copy" in refusal(options)
+
+
+def test_weights_of_another_format_are_left_to_vllm(tmp_path: Path) -> None:
+    check_adapter_folders(adapter(tmp_path, {"r": 8}, weights="adapter_model.bin"))
 
 
 @pytest.mark.parametrize("config", ["no JSON", [1], {}, {"r": "8"}, {"r": 0}, {"r": 8, "rank_pattern": 3}])
