@@ -17,6 +17,9 @@ from typing import Final
 from blend_core.errors import ConfigurationError
 from blend_core.wheel_model import WHEEL_MODELS, build_wheel_model
 
+_INDEX: Final = "model.safetensors.index.json"
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""Of a safetensors file, as its own library has it."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 
 
@@ -202,8 +205,37 @@ def check_model_folder(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no tokenizer.json; save the model's fast tokenizer into it.")
 
 
+def check_weights(folder: Path) -> None:
+    """Checks that the weights of a usable model folder are whole: a download may have broken off.
+
+    Raises:
+        ConfigurationError: names folder and file.
+    """
+    index = folder / _INDEX
+    names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
+    files = [folder / name for name in set(names)] or list(folder.glob("*.safetensors"))
+    broken = [file.name for file in sorted(files) if not is_whole(file)]
+    if broken:
+        raise ConfigurationError(f"{folder} has a {broken[0]} that is not whole; copy or download it again.")
+
+
+def is_whole(weights: Path) -> bool:
+    """Whether a safetensors file is as long as its header says; of the tensors nothing is read."""
+    try:
+        with weights.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes > _MAX_HEADER_BYTES:
+                return False
+            header = json.loads(file.read(num_bytes))
+        header.pop("__metadata__", None)
+        num_bytes += 8 + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        return num_bytes == weights.stat().st_size
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
+        return False
+
+
 def _missing_weights(folder: Path) -> str | None:
-    index = folder / "model.safetensors.index.json"
+    index = folder / _INDEX
     if index.is_file():
         try:
             shards = set(json.loads(index.read_bytes())["weight_map"].values())

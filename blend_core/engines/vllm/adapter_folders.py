@@ -3,12 +3,11 @@ of one that is none."""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.vllm.passed_options import LORA_RANKS
 from blend_core.errors import ConfigurationError
-from blend_core.model_store import folder_at
+from blend_core.model_store import folder_at, is_whole
 
 DEFAULT_MAX_LORA_RANK: Final = 16
 """vLLM's own, where `max_lora_rank` is not given."""
@@ -25,8 +24,6 @@ _KINDS: Final = {
     "use_bdlora": "a block-diagonal adapter (`use_bdlora`)",
     "use_qalora": "a QALoRA adapter",
 }
-_MAX_HEADER_BYTES: Final = 100_000_000
-"""Of a safetensors file, as its own library has it."""
 _WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
 
 
@@ -74,24 +71,9 @@ def _fault(path: str, max_rank: int) -> str | None:
         return f"is {unserved}, which vLLM does not serve; train or export it as a plain LoRA adapter"
     if not any((folder / weights).is_file() for weights in _WEIGHTS):
         return f"holds no {_WEIGHTS[0]}; name the folder that does"
-    if (folder / _WEIGHTS[0]).is_file() and not _is_whole(folder / _WEIGHTS[0]):
+    if (folder / _WEIGHTS[0]).is_file() and not is_whole(folder / _WEIGHTS[0]):
         return f"holds an {_WEIGHTS[0]} that is not whole; copy or export the adapter again"
     return None
-
-
-def _is_whole(weights: Path) -> bool:
-    """Whether a safetensors file is as long as its header says; of the tensors nothing is read."""
-    try:
-        with weights.open("rb") as file:
-            num_bytes = int.from_bytes(file.read(8), "little")
-            if num_bytes > _MAX_HEADER_BYTES:
-                return False
-            header = json.loads(file.read(num_bytes))
-        header.pop("__metadata__", None)
-        num_bytes += 8 + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-        return num_bytes == weights.stat().st_size
-    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
-        return False
 
 
 def _unserved(config: Mapping[str, Any]) -> str | None:

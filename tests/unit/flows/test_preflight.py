@@ -1,5 +1,6 @@
 """What is refused before a job is made."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,25 @@ def test_an_engine_that_cannot_be_opened_is_refused(
     wiring = Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none"))
     with pytest.raises(ConfigurationError, match=reason):
         check_engine(wiring, job().model_copy(update={"model": str(model)}))
+
+
+def test_weights_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "tiny")
+    wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    spec = BatchJobSpec.model_validate(
+        {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "torch"}}
+    )
+    check_engine(wiring, spec)
+    weights = model / "model.safetensors"
+    shard = model / "model-00001-of-00001.safetensors"
+    shard.write_bytes(weights.read_bytes()[:-1])
+    for check in (check_engine, check_submitted):
+        with pytest.raises(ConfigurationError, match=r"has a model-00001-of-00001\.safetensors .* not whole"):
+            check(wiring, spec)
+    # Only the files of the index are the model's.
+    index = {"weight_map": {"model.norm.weight": weights.name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_engine(wiring, spec)
 
 
 def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
