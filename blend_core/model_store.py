@@ -17,6 +17,9 @@ from typing import Final
 from blend_core.errors import ConfigurationError
 from blend_core.wheel_model import WHEEL_MODELS, build_wheel_model
 
+_INDEX: Final = "model.safetensors.index.json"
+_MAX_HEADER_BYTES: Final = 100_000_000
+"""Of a safetensors file, as its own library has it."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
 
 
@@ -62,8 +65,8 @@ class ModelStore:
         asked = str(name_or_path)
         if asked in WHEEL_MODELS:
             return self._add_from_wheel(asked)
-        path = Path(asked).expanduser()
-        if path.is_dir():
+        path = folder_at(asked)
+        if path is not None:
             return self._add_folder(path.resolve())
         if _HUB_NAME.match(asked):
             return self._add_from_hub(asked)
@@ -82,8 +85,8 @@ class ModelStore:
         if entry is not None:
             check_model_folder(entry.folder)
             return entry.folder
-        path = Path(name).expanduser()
-        if path.is_dir():
+        path = folder_at(name)
+        if path is not None:
             check_model_folder(path)
             return path.resolve()
         known = ", ".join(entry.name for entry in self.list()) or "none yet"
@@ -150,7 +153,11 @@ class ModelStore:
 
     def _entry(self, name: str) -> ModelEntry | None:
         file = self._entry_file(name)
-        entry = _read_entry(file) if file.is_file() else None
+        try:
+            is_there = file.is_file()
+        except OSError:  # a name that is too long for a file
+            is_there = False
+        entry = _read_entry(file) if is_there else None
         return entry if entry is not None and entry.name == name else None
 
     def _write_entry(self, entry: ModelEntry) -> ModelEntry:
@@ -160,6 +167,15 @@ class ModelStore:
         Path(file.name).chmod(0o644)
         Path(file.name).replace(self._entry_file(entry.name))
         return entry
+
+
+def folder_at(path: str) -> Path | None:
+    """The folder of a path, in which `~` is a home; None where there is none, or the path can be none."""
+    try:
+        folder = Path(path).expanduser()
+        return folder if folder.is_dir() else None
+    except (OSError, RuntimeError):  # a name that is too long, `~` of a user who is not there
+        return None
 
 
 def check_model_folder(folder: Path) -> None:
@@ -174,7 +190,7 @@ def check_model_folder(folder: Path) -> None:
         )
     try:
         config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ConfigurationError(
@@ -189,8 +205,37 @@ def check_model_folder(folder: Path) -> None:
         raise ConfigurationError(f"{folder} has no tokenizer.json; save the model's fast tokenizer into it.")
 
 
+def check_weights(folder: Path) -> None:
+    """Checks that the weights of a usable model folder are whole: a download may have broken off.
+
+    Raises:
+        ConfigurationError: names folder and file.
+    """
+    index = folder / _INDEX
+    names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
+    files = [folder / name for name in set(names)] or list(folder.glob("*.safetensors"))
+    broken = [file.name for file in sorted(files) if not is_whole(file)]
+    if broken:
+        raise ConfigurationError(f"{folder} has a {broken[0]} that is not whole; copy or download it again.")
+
+
+def is_whole(weights: Path) -> bool:
+    """Whether a safetensors file is as long as its header says; of the tensors nothing is read."""
+    try:
+        with weights.open("rb") as file:
+            num_bytes = int.from_bytes(file.read(8), "little")
+            if num_bytes > _MAX_HEADER_BYTES:
+                return False
+            header = json.loads(file.read(num_bytes))
+        header.pop("__metadata__", None)
+        num_bytes += 8 + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+        return num_bytes == weights.stat().st_size
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, IndexError, AttributeError):
+        return False
+
+
 def _missing_weights(folder: Path) -> str | None:
-    index = folder / "model.safetensors.index.json"
+    index = folder / _INDEX
     if index.is_file():
         try:
             shards = set(json.loads(index.read_bytes())["weight_map"].values())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from blend_core.errors import ConfigurationError, StorageUnavailableError
+from blend_core.model_store import check_weights
 from flows.ingest.parse import ParseOptions
 from flows.ingest.sources import open_queries, open_tables
 from flows.job_parts import EngineName
@@ -93,9 +94,10 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     Raises:
         ConfigurationError: the engine that is asked for cannot serve here, the device is not there, there are
             fewer than ranks, its profile is unknown, a LoRA adapter cannot be used, vLLM's options do not
-            fit the model, or the model cannot be served.
+            fit the model, the model cannot be served or is not whole, or KV has room for nothing.
     """
     folder = wiring.models.resolve(spec.model)
+    check_weights(folder)
     wiring.device_profile()
     serving = wiring.serving(spec)
     if not serving.is_vllm:
@@ -103,7 +105,7 @@ def check_engine(wiring: Wiring, spec: BatchJobSpec) -> None:
     is_any_length_taken = wiring.settings.is_any_context_length_taken
     serving.check_options(folder, spec.model, is_any_length_taken=is_any_length_taken)
     wiring.rank_devices(spec)
-    wiring.model_spec(spec)
+    wiring.engine_limits(spec, wiring.model_spec(spec))
 
 
 def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
@@ -112,10 +114,11 @@ def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
     That process may have another environment: a vLLM, other settings, another folder that it was started in.
 
     Raises:
-        ConfigurationError: the model is not known, the job has options for vLLM and asks for torch, a LoRA
-            adapter cannot be used, or an option does not fit the model.
+        ConfigurationError: the model is not known or not whole, the job has options for vLLM and asks for
+            torch, a LoRA adapter cannot be used, or an option does not fit the model.
     """
     folder = wiring.models.resolve(spec.model)
+    check_weights(folder)
     if not spec.options.vllm:
         return
     settings = wiring.settings
@@ -128,7 +131,7 @@ def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
 
 
 def _is_whole(path: str) -> bool:
-    return Path(path).expanduser().is_absolute()
+    return path.startswith("~") or Path(path).is_absolute()
 
 
 def _check_device(name: str) -> None:

@@ -108,6 +108,16 @@ class Serving:
         return int(self.settings.kv_gib * (1 << 30))
 
     @property
+    def kv_setting(self) -> str:
+        """What to raise for a larger KV cache."""
+        for option in ("num_gpu_blocks_override", "kv_cache_memory_bytes"):
+            if option in self.vllm_options:
+                return f"the vLLM option `{option}`"
+        if self.kv_capacity_bytes is None:
+            return "the KV of the device profile (BLEND_ENGINE__DEVICE_PROFILE)"
+        return "BLEND_ENGINE__KV_GIB"
+
+    @property
     def num_devices(self) -> int:
         """GPUs that a replica of the model is spread over."""
         if not self.is_vllm or self._is_on_cpu:
@@ -151,7 +161,11 @@ class Serving:
         return model.max_model_len if asked < 1 else min(asked, model.max_model_len)
 
     def limits(self, model: ModelSpec, device: DeviceProfile) -> EngineLimits:
-        """What a plan must respect. KV that vLLM has yet to find is what the device's profile says."""
+        """What a plan must respect. KV that vLLM has yet to find is what the device's profile says.
+
+        Raises:
+            ConfigurationError: the KV cache has no room for a single block.
+        """
         capacity = self.kv_capacity_bytes
         if capacity is None:
             capacity = int(device.kv_capacity_bytes) * self.num_devices
@@ -159,6 +173,11 @@ class Serving:
         if "num_gpu_blocks_override" in self.vllm_options:
             # vLLM keeps one block as padding.
             num_blocks = self.vllm_options["num_gpu_blocks_override"] - 1
+        if num_blocks < 1:
+            raise ConfigurationError(
+                f"The KV cache has no room for a block of {self.block_size} tokens of model {model.name}; "
+                f"raise {self.kv_setting}."
+            )
         return EngineLimits(
             block_size=self.block_size,
             num_blocks=num_blocks,

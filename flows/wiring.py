@@ -173,7 +173,11 @@ class Wiring:
         return load_device_profile(self.settings.engine.device_profile)
 
     def engine_limits(self, spec: BatchJobSpec, model: ModelSpec) -> EngineLimits:
-        """What the engine of a job will be opened with in this process."""
+        """What the engine of a job will be opened with in this process.
+
+        Raises:
+            ConfigurationError: its KV cache has no room for a single block.
+        """
         return self.serving(spec).limits(model, self.device_profile())
 
     def rank_devices(self, spec: BatchJobSpec) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from blend_core.wording import count_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,6 +31,17 @@ def stopped_line(job: "StoppedJob") -> str:
     else:
         what = continuation(job.job_id)
     return f"Nothing runs job {job.job_id} ({job.name}, {job.status}); {what}"
+
+
+def stopped_list(jobs: "Sequence[StoppedJob]", most: int) -> list[str]:
+    """The lines of the `most` latest of these jobs, the oldest first, behind a count of those before them."""
+    by_age = sorted(jobs, key=lambda job: job.job_id)
+    lines = [stopped_line(job) for job in by_age[-most:]]
+    num_older = len(by_age) - len(lines)
+    if num_older:
+        jobs_text = count_text(num_older, "older job")
+        lines.insert(0, f"Nothing runs {jobs_text} either; `blend status --json` lists all (stopped_jobs)")
+    return lines
 
 
 def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) -> tuple[str, ...]:

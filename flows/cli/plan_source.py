@@ -193,4 +193,7 @@ def _served_model(
         is_any_length_taken = settings.is_any_context_length_taken
         serving.check_options(folder, name, is_any_length_taken=is_any_length_taken)
     model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+    if serving.is_vllm and folder is not None:
+        # In the element type of the job's own options, which says how many tokens KV holds.
+        model = serving.model_spec(folder, model.name)
     return replace(model, max_model_len=serving.max_model_len(model)), tokenizer

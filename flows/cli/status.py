@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_line, stopped_lines
+from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_lines, stopped_list
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ def _status_of_all(*, json: bool) -> None:
         )
     for night in nights:
         print_line(night["message"])
-    for each in stopped:
-        print_line(stopped_line(each))
+    for line in stopped_list(stopped, NUM_RECENT_JOBS):
+        print_line(line)
 
 
 def _jobs_left(wiring: "Wiring", job_id: str | None = None) -> "list[StoppedJob]":

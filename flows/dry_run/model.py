@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blend_core.errors import ConfigurationError
-from blend_core.model_store import ModelStore
+from blend_core.model_store import ModelStore, folder_at
 from blend_core.specs import ModelSpec, load_model_spec, model_spec_preset, model_spec_preset_names
 from blend_core.tokenizing import Tokenizer
 from flows.settings import Settings
@@ -27,7 +27,7 @@ def find_model(settings: Settings, name: str, *, with_tokenizer: bool) -> tuple[
     folder = model_folder(settings, name)
     if folder is None:
         return model_spec_preset(name), None
-    is_known = folder != Path(name).expanduser()
+    is_known = folder != folder_at(name)
     dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
     has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
     spec = load_model_spec(folder, dtype, name if is_known else None)
@@ -45,10 +45,9 @@ def model_folder(settings: Settings, name: str) -> Path | None:
     presets = model_spec_preset_names()
     if name in known:
         return store.resolve(name)
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    if name in presets:
-        return None
+    folder = folder_at(name)
+    if folder is not None or name in presets:
+        return folder
     raise ConfigurationError(
         f"There is no model {name!r}; name a preset, which needs no files "
         f"({', '.join(presets)}), a Hugging Face folder, or one that `blend model add` made known "
@@ -78,7 +77,7 @@ def find_tokenizer(settings: Settings, name: str) -> ModelTokenizer | None:
         ConfigurationError: the model is here, and the formulas do not cover it or its files are incomplete.
     """
     known = {entry.name for entry in ModelStore(settings.home / "models").list()}
-    if name not in known and not Path(name).expanduser().is_dir():
+    if name not in known and folder_at(name) is None:
         return None
     spec, tokenizer = find_model(settings, name, with_tokenizer=True)
     return None if tokenizer is None else ModelTokenizer(tokenizer, spec.max_model_len)

@@ -126,6 +126,7 @@ def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestAr
     wiring = context.wiring
     model = wiring.model_spec(context.spec)
     limits = wiring.engine_limits(context.spec, model)
+    kv_setting = wiring.serving(context.spec).kv_setting
     capacity = limits.num_blocks * limits.block_size
     needed = longest_kv_tokens(requests.num_prompt_tokens, requests.max_tokens, model.max_model_len)
     too_large = needed > capacity
@@ -137,7 +138,7 @@ def _refuse_too_large(context: JobContext, requests: RequestArrays) -> RequestAr
             message = (
                 f"A prompt of {count_text(int(requests.num_prompt_tokens[row]), 'token')} and max_tokens "
                 f"of {int(requests.max_tokens[row]):,} need {num_needed} of KV cache, "
-                f"which holds {capacity:,}; lower max_tokens, or raise BLEND_ENGINE__KV_GIB."
+                f"which holds {capacity:,}; lower max_tokens, or raise {kv_setting}."
             )
             recorder.failed(
                 RequestFailed(

@@ -3,10 +3,11 @@ of one that is none."""
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from blend_core.engines.vllm.passed_options import LORA_RANKS
 from blend_core.errors import ConfigurationError
+from blend_core.model_store import folder_at, is_whole
 
 DEFAULT_MAX_LORA_RANK: Final = 16
 """vLLM's own, where `max_lora_rank` is not given."""
@@ -33,18 +34,20 @@ def check_adapter_folders(options: Mapping[str, Any]) -> None:
         options: vLLM's options and ours by name, as they are passed.
 
     Raises:
-        ConfigurationError: one is not there, lacks its configuration or its weights, is of a higher rank
-            than `max_lora_rank`, or of a kind that vLLM does not serve; names adapter and folder.
+        ConfigurationError: one is not there, lacks its configuration or its weights, has weights that are
+            not whole, is of a higher rank than `max_lora_rank`, or of a kind that vLLM does not serve; names
+            adapter and folder.
     """
     max_rank = options.get("max_lora_rank", DEFAULT_MAX_LORA_RANK)
     for name, folder in options.get("lora_adapters", {}).items():
-        reason = _fault(Path(folder).expanduser(), max_rank)
+        reason = _fault(folder, max_rank)
         if reason is not None:
             raise ConfigurationError(f"The LoRA adapter {name!r} cannot be used: {folder} {reason}.")
 
 
-def _fault(folder: Path, max_rank: int) -> str | None:
-    if not folder.is_dir():
+def _fault(path: str, max_rank: int) -> str | None:
+    folder = folder_at(path)
+    if folder is None:
         return "is no folder of this machine; correct it in `lora_adapters`"
     try:
         config = json.loads((folder / _CONFIG).read_bytes())
@@ -55,16 +58,21 @@ def _fault(folder: Path, max_rank: int) -> str | None:
         return f"has a {_CONFIG} that does not tell the adapter's rank `r`; export the adapter again"
     if not all(type(rank) is int and rank > 0 for rank in ranks):
         return f"has a {_CONFIG} whose rank `r` is no number from 1; export the adapter again"
+    enough = [rank for rank in LORA_RANKS if rank >= max(ranks)]
+    if not enough:
+        return f"is of rank {max(ranks)}, and vLLM serves up to {LORA_RANKS[-1]}; train one of a lower rank"
     if max(ranks) > max_rank:
         return (
             f"is of rank {max(ranks)}, and `max_lora_rank` is {max_rank}; set the vLLM option "
-            f"`max_lora_rank` to at least {max(ranks)}"
+            f"`max_lora_rank` to {enough[0]}"
         )
     unserved = _unserved(config)
     if unserved is not None:
         return f"is {unserved}, which vLLM does not serve; train or export it as a plain LoRA adapter"
     if not any((folder / weights).is_file() for weights in _WEIGHTS):
         return f"holds no {_WEIGHTS[0]}; name the folder that does"
+    if (folder / _WEIGHTS[0]).is_file() and not is_whole(folder / _WEIGHTS[0]):
+        return f"holds an {_WEIGHTS[0]} that is not whole; copy or export the adapter again"
     return None
 
 

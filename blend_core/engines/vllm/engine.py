@@ -3,12 +3,12 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
-from blend_core.engines.vllm.error_words import start_error
+from blend_core.engines.vllm.error_words import start_error, words_of
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
@@ -59,7 +59,7 @@ class VllmEngine:
 
         Raises:
             ConfigurationError: vLLM is not there or not for this device, or an option makes no sense.
-            EngineStartError: vLLM did not start, or cannot in this process.
+            EngineStartError: vLLM did not start, or cannot in this process, or cannot use a LoRA adapter.
         """
         if self._opened is None:
             self._opened = self._load()
@@ -132,6 +132,7 @@ class VllmEngine:
         try:
             if remote is not None:
                 remote.accept()
+            _load_adapters(llm_engine, options.lora_adapters)
             dtype = str(config.model_config.dtype).removeprefix("torch.")
             info = EngineInfo(
                 engine=self.name,
@@ -219,6 +220,24 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
         multiprocess_mode=remote is not None,
     )
     return llm_engine, config
+
+
+def _load_adapters(llm_engine: Any, folders: Mapping[str, str]) -> None:
+    """Has vLLM read each adapter once: of one that it cannot use it would die at each request that names it.
+
+    Raises:
+        EngineStartError: names the first that it cannot use.
+    """
+    from blend_core.engines.vllm.requests import lora_requests
+
+    for name, adapter in lora_requests(folders).items():
+        try:
+            llm_engine.add_lora(adapter)
+        except Exception as error:
+            raise EngineStartError(
+                f"vLLM cannot use the LoRA adapter {name!r} ({words_of(error)}); name one that was made for "
+                "the job's model."
+            ) from error
 
 
 def _details(options: VllmEngineOptions, version: str, dtype: str, config: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """vLLM's own options that pass through to it, by vLLM's names; any other is refused by name."""
 
 import json
+import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
@@ -48,7 +49,19 @@ OWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = {"lora_adapters": (dict,), "se
 KNOWN_OPTIONS: Final[dict[str, tuple[type, ...]]] = PASSED_OPTIONS | OWN_OPTIONS
 """All that may be given."""
 
-_SIZES: Final = ("tensor_parallel_size", "pipeline_parallel_size")
+_LEAST: Final = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "kv_cache_memory_bytes": 1,
+    # vLLM keeps one block as padding.
+    "num_gpu_blocks_override": 2,
+    "cpu_offload_gb": 0,
+    "max_loras": 1,
+    "max_cpu_loras": 1,
+}
+
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as `max_lora_rank`."""
 
 _KINDS: Final = {
     bool: "true or false",
@@ -103,8 +116,15 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = "a number" if float in types else " or ".join(_KINDS[one] for one in types)
             raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; it must be {wanted}.")
-        if name in _SIZES and options[name] < 1:
-            raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be at least 1.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be a finite number.")
+        if name in _LEAST and options[name] < _LEAST[name]:
+            raise ConfigurationError(
+                f"The vLLM option {name!r} is {value:,}; it must be at least {_LEAST[name]}."
+            )
+        if name == "max_lora_rank" and value not in LORA_RANKS:
+            ranks = ", ".join(map(str, LORA_RANKS))
+            raise ConfigurationError(f"The vLLM option {name!r} is {value:,}; give one of {ranks}.")
         if name == "gpu_memory_utilization" and not 0 < options[name] <= 1:
             raise ConfigurationError(
                 f"The vLLM option {name!r} is {value}; it is a share of the memory, above 0 and at most 1."

@@ -1,13 +1,14 @@
 """A request as vLLM takes it, and why one can never run: told before vLLM sees it."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any, Final
 
 from vllm import SamplingParams as VllmSampling
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from blend_core.engines.vllm.error_words import words_of
@@ -96,6 +97,14 @@ def refusal(error: Exception) -> Problem:
         RequestErrorCode.ENGINE_FAILED,
         f"vLLM refuses the request ({type(error).__name__}); check its sampling parameters.",
     )
+
+
+def lora_requests(folders: Mapping[str, str]) -> dict[str, LoRARequest]:
+    """Adapters by name, as vLLM takes them, from their folders by name."""
+    return {
+        name: LoRARequest(name, number, folder)
+        for number, (name, folder) in enumerate(sorted(folders.items()), start=1)
+    }
 
 
 def vllm_prompt(request: Request) -> Any:

@@ -5,8 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.lora.request import LoRARequest
-
 from blend_core.engines.base import (
     EngineEvent,
     EngineInfo,
@@ -20,7 +18,13 @@ from blend_core.engines.vllm.core import Core
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.reports import Admitted, Stepped
 from blend_core.engines.vllm.request_window import RequestWindow
-from blend_core.engines.vllm.requests import RequestRules, refusal, vllm_prompt, vllm_sampling
+from blend_core.engines.vllm.requests import (
+    RequestRules,
+    lora_requests,
+    refusal,
+    vllm_prompt,
+    vllm_sampling,
+)
 from blend_core.engines.windows import WindowAccumulator
 from blend_core.errors import EngineDiedError, EngineError, RequestErrorCode
 from blend_core.request import Request
@@ -75,10 +79,7 @@ class Run:
             kv_capacity_tokens=info.limits.num_blocks * info.limits.block_size,
             lora_adapters=opened.options.lora_adapters,
         )
-        self._adapters = {
-            name: LoRARequest(name, number, folder)
-            for number, (name, folder) in enumerate(sorted(opened.options.lora_adapters.items()), start=1)
-        }
+        self._adapters = lora_requests(opened.options.lora_adapters)
         self._revision = self._window_revision = plan.revision
         self._windows = WindowAccumulator(info.model, info.device, plan.revision, overlap=False)
         self._open = dict.fromkeys(plan.seq.tolist())

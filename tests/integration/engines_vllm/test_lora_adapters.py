@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from blend_core.engines.process import EngineProcess
 from blend_core.engines.vllm.factory import make_vllm_engine
+from blend_core.errors import EngineStartError
 from blend_core.request import Request, SamplingParams
 from tests.integration.engines_vllm.vllm_runs import Block32Source, options
 from tests.unit.engines_torch.reference import Reference
@@ -74,3 +75,18 @@ def test_answers_are_those_of_the_model_with_the_adapter_merged_in(tiny_llama: P
     }
     for one in asked:
         references[one.lora_adapter].check(one, outcome.tokens[one.seq])
+
+
+@pytest.mark.slow
+def test_an_adapter_of_another_model_is_told_when_the_engine_opens(tiny_llama: Path, tmp_path: Path) -> None:
+    adapter, _ = make_adapter(tiny_llama, tmp_path, 0)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    other = {name: torch.cat((tensor, tensor), dim=-1) for name, tensor in weights.items()}
+    save_file(other, adapter / "adapter_model.safetensors")
+    passed = {"num_gpu_blocks_override": 601, "lora_adapters": {"support": str(adapter)}}
+    process = EngineProcess(partial(make_vllm_engine, options(tiny_llama, passed=passed)))
+    try:
+        with pytest.raises(EngineStartError, match=r"cannot use the LoRA adapter 'support'.*; name one that"):
+            process.open()
+    finally:
+        process.close()

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from flows.cli.job_standing import deaths_line, holder_line, stopped_line, stopped_lines
+from flows.cli.job_standing import deaths_line, holder_line, stopped_line, stopped_lines, stopped_list
 from storage.lost_runs import LiveRun, StoppedJob
 from storage.suspects import EngineDeath
 
@@ -55,3 +55,16 @@ def test_a_job_whose_run_is_dead_is_continued_in_the_same_words() -> None:
     started_at = datetime(2026, 11, 30, 2, 5, 7, tzinfo=UTC)
     dead = LiveRun("run_1", "job_1", {}, started_at, heartbeat_age_s=90.0, lease_left_s=-60.0)
     assert holder_line(dead).endswith(f"counts as dead, last sign of life 90 s ago; {AGAIN}")
+
+
+def test_of_many_stopped_jobs_the_latest_are_named_and_the_others_counted():
+    jobs = [StoppedJob(f"job_{number}", "nights", "in_progress", has_failed=False) for number in (3, 1, 2, 4)]
+    assert stopped_list(jobs, 4) == [stopped_line(job) for job in sorted(jobs, key=lambda job: job.job_id)]
+    assert stopped_list(jobs, 3)[0] == (
+        "Nothing runs 1 older job either; `blend status --json` lists all (stopped_jobs)"
+    )
+    assert stopped_list(jobs, 2) == [
+        "Nothing runs 2 older jobs either; `blend status --json` lists all (stopped_jobs)",
+        stopped_line(jobs[0]),
+        stopped_line(jobs[3]),
+    ]

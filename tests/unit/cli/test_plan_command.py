@@ -14,6 +14,7 @@ import pytest
 
 from blend_core.specs import load_device_profile, save_device_profile
 from flows.dry_run.forecast import FORECAST_POLICIES
+from tests.tiny_llama import make_tiny_llama
 
 BEGINNING = "A long common beginning. " * 40
 ON_A100 = ("--model", "llama-3.1-8b", "--device", "a100-80g")
@@ -62,6 +63,21 @@ def planned(blend: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
         return told
 
     return plan
+
+
+def test_kv_holds_as_many_tokens_as_the_element_type_of_vllms_options_leaves(
+    write: Callable[..., str],
+    planned: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BLEND_ENGINE__NAME", "vllm")
+    source, model = write(*mixed_lines(4)), str(make_tiny_llama(tmp_path / "tiny"))
+    num_tokens = {}
+    for dtype in ("auto", "half", "float"):
+        monkeypatch.setenv("BLEND_ENGINE__VLLM__DTYPE", dtype)
+        num_tokens[dtype] = planned(source, "--model", model)["num_kv_tokens"]
+    assert num_tokens["auto"] == num_tokens["half"] == 2 * num_tokens["float"]
 
 
 def test_a_plan_tells_sharing_and_duration_under_each_policy(

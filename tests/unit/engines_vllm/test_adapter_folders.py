@@ -9,11 +9,16 @@ import pytest
 from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.errors import ConfigurationError
 
+TENSOR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HEADER = json.dumps({"__metadata__": {}, "lora_A.weight": TENSOR}).encode()
+WHOLE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+"""A safetensors file of one tensor."""
+
 
 def adapter(folder: Path, config: Any, weights: str | None = "adapter_model.safetensors") -> dict[str, Any]:
     (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
     if weights is not None:
-        (folder / weights).touch()
+        (folder / weights).write_bytes(WHOLE)
     return {"lora_adapters": {"support": str(folder)}}
 
 
@@ -34,9 +39,25 @@ def test_a_folder_that_is_not_there_is_told_with_its_adapter(tmp_path: Path) -> 
     assert told.startswith(f"The LoRA adapter 'support' cannot be used: {tmp_path / 'gone'} is no folder")
 
 
+@pytest.mark.parametrize("folder", ["~nobody-of-that-name/support", f"/{'a' * 5000}", "/a\0b"])
+def test_a_path_that_can_be_none_is_no_folder(folder: str) -> None:
+    assert "is no folder of this machine" in refusal({"lora_adapters": {"support": folder}})
+
+
 def test_a_folder_without_what_makes_an_adapter_is_refused(tmp_path: Path) -> None:
     assert "holds no adapter_config.json" in refusal({"lora_adapters": {"support": str(tmp_path)}})
     assert "holds no adapter_model.safetensors" in refusal(adapter(tmp_path, {"r": 8}, weights=None))
+
+
+@pytest.mark.parametrize("content", [b"", WHOLE[:5], WHOLE[:20], WHOLE[:-1], WHOLE + b"x", b"<html>" * 9])
+def test_weights_that_are_cut_off_are_refused(tmp_path: Path, content: bytes) -> None:
+    options = adapter(tmp_path, {"r": 8})
+    (tmp_path / "adapter_model.safetensors").write_bytes(content)
+    assert "holds an adapter_model.safetensors that is not whole; copy" in refusal(options)
+
+
+def test_weights_of_another_format_are_left_to_vllm(tmp_path: Path) -> None:
+    check_adapter_folders(adapter(tmp_path, {"r": 8}, weights="adapter_model.bin"))
 
 
 @pytest.mark.parametrize("config", ["no JSON", [1], {}, {"r": "8"}, {"r": 0}, {"r": 8, "rank_pattern": 3}])
@@ -47,7 +68,12 @@ def test_a_configuration_without_a_rank_is_refused(tmp_path: Path, config: Any) 
 def test_a_rank_above_the_highest_is_told_with_the_option_that_raises_it(tmp_path: Path) -> None:
     assert "is of rank 32, and `max_lora_rank` is 16" in refusal(adapter(tmp_path, {"r": 32}))
     options = adapter(tmp_path, {"r": 8, "rank_pattern": {"q_proj": 64}}) | {"max_lora_rank": 32}
-    assert "set the vLLM option `max_lora_rank` to at least 64" in refusal(options)
+    assert "set the vLLM option `max_lora_rank` to 64" in refusal(options)
+
+
+def test_a_rank_between_those_of_vllm_is_told_the_next_one(tmp_path: Path) -> None:
+    assert "set the vLLM option `max_lora_rank` to 32" in refusal(adapter(tmp_path, {"r": 17}))
+    assert "is of rank 513, and vLLM serves up to 512" in refusal(adapter(tmp_path, {"r": 513}))
 
 
 @pytest.mark.parametrize(

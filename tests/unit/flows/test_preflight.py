@@ -1,5 +1,6 @@
 """What is refused before a job is made."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_what_a_line_could_not_ask_for_a_source_cannot(fields: dict[str, Any], r
         ({"device": "abacus"}, "BLEND_ENGINE__DEVICE 'abacus'"),
         ({"device": "cuda:77"}, "BLEND_ENGINE__DEVICE is 'cuda:77'"),
         ({"device_profile": "gone"}, "gone"),
+        (
+            {"name": "torch", "kv_gib": 1e-9},
+            "no room for a block of 16 tokens of model .*tiny; raise BLEND_ENGINE__KV_GIB",
+        ),
     ],
 )
 def test_an_engine_that_cannot_be_opened_is_refused(
@@ -108,6 +113,25 @@ def test_an_engine_that_cannot_be_opened_is_refused(
     wiring = Wiring.from_settings(settings, Endpoints("postgresql://127.0.0.1:9/none"))
     with pytest.raises(ConfigurationError, match=reason):
         check_engine(wiring, job().model_copy(update={"model": str(model)}))
+
+
+def test_weights_that_are_cut_off_are_refused(tmp_path: Path) -> None:
+    model = make_tiny_llama(tmp_path / "tiny")
+    wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
+    spec = BatchJobSpec.model_validate(
+        {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "torch"}}
+    )
+    check_engine(wiring, spec)
+    weights = model / "model.safetensors"
+    shard = model / "model-00001-of-00001.safetensors"
+    shard.write_bytes(weights.read_bytes()[:-1])
+    for check in (check_engine, check_submitted):
+        with pytest.raises(ConfigurationError, match=r"has a model-00001-of-00001\.safetensors .* not whole"):
+            check(wiring, spec)
+    # Only the files of the index are the model's.
+    index = {"weight_map": {"model.norm.weight": weights.name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    check_engine(wiring, spec)
 
 
 def test_an_adapter_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +173,7 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
         ),
         ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for"),
         ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
+        ({"kv_cache_memory_bytes": 8}, "no room for a block of 32 .*; raise the vLLM option `kv_cache_mem"),
     ],
 )
 def test_options_that_do_not_fit_the_model_are_refused(
@@ -210,3 +235,8 @@ def test_what_another_environment_may_have_otherwise_is_no_reason_not_to_submit(
     submitted(tmp_path, EngineSettings(name="torch"), vllm={"max_model_len": 64})
     submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), engine="vllm")
     submitted(tmp_path, vllm={"lora_adapters": {"support": "adapters/support"}})
+
+
+def test_a_home_of_nobody_is_no_folder_of_an_adapter(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="'support' cannot be used: ~nobody-of-that-name/support is"):
+        submitted(tmp_path, vllm={"lora_adapters": {"support": "~nobody-of-that-name/support"}})

@@ -179,6 +179,17 @@ def test_options_of_the_job_come_over_those_of_the_machine(
     assert chosen.limits(spec, profile).num_blocks == 2 * 10**9 // (16 * spec.kv_bytes_per_token)
 
 
+def test_what_to_raise_for_more_kv_is_what_gives_it_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cpu"))
+    assert serving(tmp_path).kv_setting == "BLEND_ENGINE__KV_GIB"
+    for option in ("kv_cache_memory_bytes", "num_gpu_blocks_override"):
+        assert serving(tmp_path, {"vllm": {option: 100}}).kv_setting == f"the vLLM option `{option}`"
+    vllm_is(monkeypatch, InstalledVllm("0.32.0", "cuda"))
+    assert "BLEND_ENGINE__DEVICE_PROFILE" in serving(tmp_path, device="cuda").kv_setting
+
+
 def test_vllm_on_a_cpu_takes_blocks_of_a_multiple_of_32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +214,7 @@ def test_what_vllm_cannot_do_on_a_cpu_is_refused_by_name(
 def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValidationError, match="'tensor_parallel_size' is 0; it must be at least 1"):
         JobOptions.model_validate({"vllm": {"tensor_parallel_size": 0}})
-    for share in (0, 1.9, float("nan")):
+    for share in (0, 1.9):
         with pytest.raises(ValidationError, match=r"'gpu_memory_utilization' is .*; it is a share"):
             JobOptions.model_validate({"vllm": {"gpu_memory_utilization": share}})
     with pytest.raises(ValidationError, match="'no_such' is not known"):
@@ -219,6 +230,24 @@ def test_an_unknown_vllm_option_is_refused_by_name(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("BLEND_ENGINE__VLLM__NO_SUCH")
     monkeypatch.setenv("BLEND_ENGINE__VLLM__TENSOR_PARALLEL_SIZE", "2")
     assert load_settings().engine.vllm == {"tensor_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("kv_cache_memory_bytes", -5, "it must be at least 1"),
+        ("num_gpu_blocks_override", 1, "it must be at least 2"),
+        ("cpu_offload_gb", -0.5, "it must be at least 0"),
+        ("cpu_offload_gb", float("nan"), "it must be a finite number"),
+        ("gpu_memory_utilization", float("inf"), "it must be a finite number"),
+        ("max_loras", 0, "it must be at least 1"),
+        ("max_cpu_loras", 0, "it must be at least 1"),
+        ("max_lora_rank", 17, "give one of 1, 8, 16, 32, 64, 128, 256, 320, 512"),
+    ],
+)
+def test_a_value_that_vllm_can_never_take_is_refused(option: str, value: object, told: str) -> None:
+    with pytest.raises(ValidationError, match=f"'{option}' is {value}; {told}"):
+        JobOptions.model_validate({"vllm": {option: value}})
 
 
 def test_a_vllm_option_of_another_type_is_told_with_its_value_and_its_variable(

@@ -9,6 +9,8 @@ import pytest
 from blend_core import model_store, wheel_model
 from blend_core.errors import ConfigurationError
 from blend_core.model_store import ModelStore
+from flows.dry_run.model import find_model
+from flows.settings import Settings
 
 
 def write_model(folder: Path) -> Path:
@@ -38,6 +40,23 @@ def test_the_path_of_a_folder_is_its_own_name(store: ModelStore, tmp_path: Path)
     folder = write_model(tmp_path / "mine")
     assert store.resolve(str(folder)) == folder
     assert store.list() == ()
+
+
+@pytest.mark.parametrize("path", ["~nobody-of-that-name/mine", f"/{'a' * 5000}", "a\0b"])
+def test_a_path_that_can_be_none_is_no_model(store: ModelStore, tmp_path: Path, path: str) -> None:
+    with pytest.raises(ConfigurationError, match="There is no model"):
+        store.resolve(path)
+    with pytest.raises(ConfigurationError, match="There is no model"):
+        store.add(path)
+    with pytest.raises(ConfigurationError, match="There is no model"):
+        find_model(Settings(home=tmp_path), path, with_tokenizer=False)
+
+
+def test_a_configuration_that_nests_without_end_is_refused(store: ModelStore, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine")
+    (folder / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match=r"no readable config\.json"):
+        store.add(folder)
 
 
 def test_two_folders_of_one_name_are_not_mixed_up(store: ModelStore, tmp_path: Path) -> None:
