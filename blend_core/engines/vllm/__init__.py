@@ -6,6 +6,7 @@ Importing this package, `options` and `installed` loads no vLLM. The parts, from
     adapter_folders.py              folders of LoRA adapters, checked before vLLM reads them
     model_fit.py                    `max_model_len` and `tensor_parallel_size`, held against the model
     error_words.py                  vLLM's own words for what is wrong
+    core_log.py                     what ended a process of vLLM's own, which tells only that it ended
     installed.py                    which vLLM is there, for which device, without loading it
     engine.py                       `Engine`: opens vLLM, runs sources on it
     run.py                          one run: feeds vLLM, turns outputs into events

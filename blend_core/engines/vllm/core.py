@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from blend_core.engines.vllm.control import SchedulerControl
+from blend_core.engines.vllm.core_log import CoreLog, core_died
 from blend_core.engines.vllm.remote_control import RemoteControl
 from blend_core.engines.vllm.reports import Report
 from blend_core.errors import EngineDiedError
@@ -43,6 +44,9 @@ class Core(Protocol):
 
     def last_words(self) -> Iterator[Any]:
         """Yields what a core that is gone had told and answered, and `step` has not yielded."""
+
+    def why(self, error: EngineDiedError) -> EngineDiedError:
+        """The error that told that the core is gone, or one that tells the reason, where that is known."""
 
     def last_reports(self) -> Iterator[Report]:
         """Yields what is not reported yet of the steps that are through. Raises like `step`."""
@@ -86,6 +90,10 @@ class LocalCore:
         """See `Core`: this process would be gone with it."""
         yield from ()
 
+    def why(self, error: EngineDiedError) -> EngineDiedError:
+        """See `Core`."""
+        return error
+
     def last_reports(self) -> Iterator[Report]:
         """See `Core`."""
         self.control.tell_all()
@@ -99,9 +107,10 @@ class LocalCore:
 class RemoteCore:
     """A core in a process of its own, which computes on while outputs are read here."""
 
-    def __init__(self, llm_engine: Any, control: RemoteControl) -> None:
+    def __init__(self, llm_engine: Any, control: RemoteControl, log: CoreLog) -> None:
         self._llm_engine = llm_engine
         self._remote = control
+        self._log = log
         self.control: SchedulerControl = control
 
     def add(self, request_id: str, prompt: Any, sampling: Any, lora: Any) -> None:
@@ -109,14 +118,14 @@ class RemoteCore:
         try:
             self._llm_engine.add_request(request_id, prompt, sampling, lora_request=lora)
         except EngineDeadError as error:
-            raise _died(error) from error
+            raise core_died() from error
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """See `Core`."""
         try:
             self._llm_engine.abort_request(list(request_ids))
         except EngineDeadError as error:
-            raise _died(error) from error
+            raise core_died() from error
 
     def start(self, policy: str, plan: Plan) -> int:
         """See `Core`."""
@@ -135,7 +144,7 @@ class RemoteCore:
             for _ in range(num_outputs):
                 yield from self._llm_engine.step()
         except EngineDeadError as error:
-            raise _died(error) from error
+            raise core_died() from error
 
     def last_words(self) -> Iterator[Any]:
         """See `Core`."""
@@ -145,6 +154,11 @@ class RemoteCore:
         with suppress(EngineDeadError):
             while not self._llm_engine.engine_core.outputs_queue.empty():
                 yield from self._llm_engine.step()
+
+    def why(self, error: EngineDiedError) -> EngineDiedError:
+        """See `Core`."""
+        words = self._log.words()
+        return error if words is None else core_died(words)
 
     def last_reports(self) -> Iterator[Report]:
         """See `Core`."""
@@ -157,6 +171,7 @@ class RemoteCore:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
+        self._log.close()
 
     def _pass_over_reports(self) -> None:
         deque(self._remote.reports(), maxlen=0)
@@ -173,10 +188,3 @@ class RemoteCore:
                 core.ensure_alive()
                 outputs.not_empty.wait(_WAIT_S)
             return len(outputs.queue)
-
-
-def _died(error: Exception) -> EngineDiedError:
-    return EngineDiedError(
-        f"vLLM's engine core ended ({type(error).__name__}); the log on standard error tells why. Its "
-        "unfinished requests run again."
-    )

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
+from blend_core.engines.vllm.core_log import CoreLog
 from blend_core.engines.vllm.error_words import start_error, words_of
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
-from blend_core.errors import ConfigurationError, EngineError, EngineStartError
+from blend_core.errors import ConfigurationError, EngineDiedError, EngineError, EngineStartError
 from blend_core.policies.factory import POLICY_NAMES
 from blend_core.specs import load_model_spec
 
 _ADMISSIONS_TOLD: Final = 16
 """Room for admissions that a run has not read, in requests that may be in flight: it has handed over at most
 twelve times as many (`RequestWindow`)."""
+
+_CORE_FAILED: Final = "Engine core initialization failed"
+"""What vLLM says of a core that ended while it loaded."""
 
 
 class VllmEngine:
@@ -60,6 +64,7 @@ class VllmEngine:
         Raises:
             ConfigurationError: vLLM is not there or not for this device, or an option makes no sense.
             EngineStartError: vLLM did not start, or cannot in this process, or cannot use a LoRA adapter.
+            EngineDiedError: its core ended without a word while it loaded.
         """
         if self._opened is None:
             self._opened = self._load()
@@ -122,13 +127,22 @@ class VllmEngine:
         from blend_core.engines.vllm.run import OpenedVllm
 
         remote = RemoteControl(_ADMISSIONS_TOLD * options.max_num_seqs) if options.separate_core else None
+        log = CoreLog()
         try:
-            llm_engine, config = _start(options, remote)
+            with log.starting():
+                llm_engine, config = _start(options, remote)
         except Exception as error:
+            words = log.words()
+            log.close()
             if remote is not None:
                 remote.close()
-            raise start_error(error) from error
-        core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote)
+            if log.is_kept and words is None and _CORE_FAILED in str(error):
+                raise EngineDiedError(
+                    "vLLM's engine core ended while it loaded and said nothing, as where the kernel ends a "
+                    "process because memory runs out."
+                ) from error
+            raise start_error(error, words) from error
+        core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote, log)
         try:
             if remote is not None:
                 remote.accept()

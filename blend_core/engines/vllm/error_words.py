@@ -14,14 +14,18 @@ _SOURCE_LINE: Final = re.compile(r"\[[\d:]+\] \S+\.cc:\d+: ")
 """Time and place in the source of its libraries, in front of what they say."""
 
 
-def start_error(error: Exception) -> EngineStartError:
+def start_error(error: Exception, cause: str | None = None) -> EngineStartError:
     """What is told where vLLM does not start, once all that vLLM said is on standard error.
 
     Of errors before its core starts vLLM itself prints nothing.
+
+    Args:
+        error: what vLLM raised.
+        cause: what the process said that did not start, where it was another one.
     """
     traceback.print_exception(error, file=sys.stderr)
     return EngineStartError(
-        f"vLLM did not start ({words_of(error)}); the log on standard error has the details."
+        f"vLLM did not start ({cause or words_of(error)}); the log on standard error has the details."
     )
 
 

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.control import LocalControl
+from blend_core.engines.vllm.core_log import core_died
 from blend_core.engines.vllm.reports import Report, Stepped
-from blend_core.errors import BlendError, EngineDiedError
+from blend_core.errors import BlendError
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits
 
@@ -115,13 +116,13 @@ class RemoteControl:
             EngineError: admissions were overwritten before they were read.
         """
         if self._steps is None:
-            raise _gone()
+            raise core_died()
         yield from self._admissions.read()
         try:
             while self._steps.poll(timeout_s):
                 yield from self._steps.recv()
         except (EOFError, OSError):
-            raise _gone() from None
+            raise core_died() from None
 
     def limits(self) -> EngineLimits:
         """See `SchedulerControl`."""
@@ -159,18 +160,12 @@ class RemoteControl:
     def _call(self, name: str, *arguments: object) -> Any:
         if self._calls is None:
             # A run may be given up after its engine was closed.
-            raise _gone()
+            raise core_died()
         try:
             self._calls.send((name, arguments))
             answer = self._calls.recv()
         except (EOFError, OSError):
-            raise _gone() from None
+            raise core_died() from None
         if isinstance(answer, BlendError):
             raise answer
         return answer
-
-
-def _gone() -> EngineDiedError:
-    return EngineDiedError(
-        "vLLM's engine core ended; the log on standard error tells why. Its unfinished requests run again."
-    )

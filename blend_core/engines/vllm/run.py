@@ -101,11 +101,11 @@ class Run:
         is_dead = False
         try:
             yield from self._events()
-        except EngineDiedError:
+        except EngineDiedError as error:
             is_dead = True
             for item in self._core.last_words():
                 yield from self._hear(item)
-            raise
+            raise self._core.why(error) from error
         finally:
             if self._window and not is_dead:
                 # It is given up.

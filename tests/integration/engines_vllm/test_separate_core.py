@@ -18,6 +18,7 @@ import pytest
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.process import EngineProcess
+from blend_core.engines.vllm.core_log import CoreLog
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
@@ -150,7 +151,7 @@ def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngi
     llm_engine = SimpleNamespace(
         engine_core=SimpleNamespace(outputs_queue=outputs), add_request=add_request, step=step
     )
-    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote(2)))
+    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote(2)), CoreLog())
     opened = replace(engine_apart._opened, core=core)
     source = Block32Source([request(seq, range(3, 9)) for seq in range(2)])
     outcome = Outcome()
@@ -179,7 +180,7 @@ def test_what_the_core_cannot_even_queue_fails_and_is_not_named_again(engine_apa
         add_request=add_request,
         step=lambda: [outputs.get()],
     )
-    core = RemoteCore(llm_engine, cast(RemoteControl, Remote(200)))
+    core = RemoteCore(llm_engine, cast(RemoteControl, Remote(200)), CoreLog())
     opened = replace(engine_apart._opened, core=core)
     source = Block32Source([request(seq, range(3, 9)) for seq in range(200)])
     outcome = Outcome()
