@@ -1,6 +1,5 @@
 """One run of a rank's engine over a part of what the rank holds, its events recorded as they come."""
 
-import logging
 import os
 import signal
 import time
@@ -38,8 +37,6 @@ STOPPING_LIMIT_S = 30.0
 # The same of an engine that still loads, and of a run that lost its job: what its engine could still tell may
 # not be written, and the run that has the job waits for the device.
 NOTHING_TO_TELL_S = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
