@@ -149,7 +149,7 @@ class EngineRun:
                     self._follow()
         except EngineDiedError as error:
             self._recorder.flush()
-            raise _hung(watch, error) from error
+            raise _hung(watch, error, "BLEND_ENGINE__STALL_LIMIT_S if its steps take as long") from error
         self._recorder.flush()
 
     def _fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
@@ -190,7 +190,7 @@ class EngineRun:
             with watch, watch.waiting():
                 info = engine.open()
         except EngineDiedError as error:
-            raise _hung(watch, error) from error
+            raise _hung(watch, error, "BLEND_ENGINE__START_LIMIT_S if it loads for as long") from error
         details = {**info.details, "num_ranks": str(self._plan.num_ranks)}
         database = self._context.wiring.database
         self._through_outages(lambda: set_run_details(database, self._context.run, details))
@@ -281,11 +281,11 @@ def _kill(engine: EngineProcess) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _hung(watch: StallWatch, error: EngineDiedError) -> EngineDiedError:
+def _hung(watch: StallWatch, error: EngineDiedError, what_to_raise: str) -> EngineDiedError:
     """The same error, or one that says why the engine was killed where it was for its silence."""
     if watch.silent_s is None:
         return error
     return EngineDiedError(
         f"The engine told nothing for {watch.silent_s:.0f} s and was ended by SIGKILL; its unfinished "
-        "requests run again. Raise BLEND_ENGINE__STALL_LIMIT_S if its steps take as long."
+        f"requests run again. Raise {what_to_raise}."
     )

@@ -103,9 +103,9 @@ def test_an_engine_waits_for_requests_while_the_object_store_is_away(
 
 
 class LoadingEngine:
-    """Loads its model until it is killed, and the run is told to stop meanwhile."""
+    """Loads its model until it is killed; the run is told to stop meanwhile, where a signal is given."""
 
-    def __init__(self, stop: StopSignal) -> None:
+    def __init__(self, stop: StopSignal | None = None) -> None:
         self.pid: int | None = None
         self._stop = stop
 
@@ -114,7 +114,8 @@ class LoadingEngine:
             [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
         )
         self.pid = child.pid
-        self._stop.request(StopReason.INTERRUPTED)
+        if self._stop is not None:
+            self._stop.request(StopReason.INTERRUPTED)
         assert child.wait() == -signal.SIGKILL
         raise EngineDiedError("It ended.")
 
@@ -132,6 +133,19 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine_that_loads(
 
     assert time.monotonic() - begun_s < 20.0
     assert not engine_deaths(context.wiring.database, context.job_id)
+
+
+def test_an_engine_that_loads_for_too_long_is_told_with_the_setting_for_that(
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = context.wiring.settings
+    engine_settings = settings.engine.model_copy(update={"start_limit_s": 0.2})
+    monkeypatch.setattr(context.wiring, "settings", settings.model_copy(update={"engine": engine_settings}))
+    part = Part(np.array(shared.requests_of(0), dtype=np.int64), is_suspect=False)
+    engine: Any = LoadingEngine()
+
+    with pytest.raises(EngineDiedError, match="Raise BLEND_ENGINE__START_LIMIT_S if it"):
+        EngineRun(context, SharedParts(shared, NO_SHARDS, recorder), 0, part, 0).run(engine)
 
 
 def away_at_first(work: Callable[..., Any], num_times: int = 2) -> Callable[..., Any]:
