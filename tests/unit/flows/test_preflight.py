@@ -234,9 +234,18 @@ def test_what_another_environment_may_have_otherwise_is_no_reason_not_to_submit(
     monkeypatch.setattr("flows.serving.installed_vllm", lambda: None)
     submitted(tmp_path, EngineSettings(name="torch"), vllm={"max_model_len": 64})
     submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), engine="vllm")
+    submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), vllm={"max_loras": 2})
     submitted(tmp_path, vllm={"lora_adapters": {"support": "adapters/support"}})
 
 
 def test_a_home_of_nobody_is_no_folder_of_an_adapter(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'support' cannot be used: ~nobody-of-that-name/support is"):
         submitted(tmp_path, vllm={"lora_adapters": {"support": "~nobody-of-that-name/support"}})
+
+
+def test_what_the_machine_lets_vllm_take_is_submitted(tmp_path: Path) -> None:
+    longer = {"max_model_len": 512}
+    with pytest.raises(ConfigurationError, match="'max_model_len' is 512"):
+        submitted(tmp_path, vllm=longer)
+    overrides = {"hf_overrides": {"max_position_embeddings": 512}}
+    submitted(tmp_path, EngineSettings(vllm=overrides), vllm=longer)
