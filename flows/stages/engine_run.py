@@ -1,12 +1,8 @@
 """One run of a rank's engine over a part of what the rank holds, its events recorded as they come."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import assert_never
 
 from blend_core.engines.base import (
@@ -119,7 +115,7 @@ class EngineRun:
         """Opens the engine if it is not open, and runs the part.
 
         Returns when every request has ended, or early when the context is told to stop; by then, and also
-        when this raises, everything that the engine told is committed.
+        when the engine died, everything that it told is committed.
 
         Raises:
             EngineDiedError: the engine ended, failed, or told nothing for too long.
@@ -139,7 +135,7 @@ class EngineRun:
             self._plan.handed_back(self._rank)
 
     def _run_open(self, engine: EngineProcess) -> None:
-        watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
+        watch = StallWatch(self._silence_limit_s, engine.kill, time.monotonic)
         self._watch = watch
         try:
             with watch:
@@ -183,7 +179,7 @@ class EngineRun:
         # One that loads has nothing to tell: a run that is to end does not wait for it.
         watch = StallWatch(
             lambda: min(limit_s, NOTHING_TO_TELL_S) if self._plan.is_over else limit_s,
-            partial(_kill, engine),
+            engine.kill,
             time.monotonic,
         )
         try:
@@ -271,14 +267,6 @@ class EngineRun:
             self._open.pop(seq, None)
             self.in_flight.pop(seq, None)
             self._taken.add(seq)
-
-
-def _kill(engine: EngineProcess) -> None:
-    """Ends an engine that hangs; its reader is told of a dead engine then."""
-    pid = engine.pid
-    if pid is not None:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
 
 
 def _hung(watch: StallWatch, error: EngineDiedError, what_to_raise: str) -> EngineDiedError:

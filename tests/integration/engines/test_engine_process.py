@@ -283,6 +283,29 @@ def test_closing_from_another_thread_ends_the_wait_for_an_event() -> None:
         next(events)
 
 
+def test_killing_from_another_thread_is_told_as_the_engines_death() -> None:
+    process = echo("wait for a change")
+    process.kill()
+    process.open()
+    events = process.run(ListSource([request(0, [1])]))
+    next(events)
+    threading.Timer(0.3, process.kill).start()
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        next(events)
+
+
+def test_nothing_is_killed_in_place_of_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = echo()
+    process.open()
+    process.kill()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    # Its number may be another group's by now.
+    process.kill()
+    process.close()
+    assert not killed
+
+
 def test_an_answer_that_cannot_be_sent_ends_the_run() -> None:
     class SourceOfLocks(ListSource):
         def fetch(self, seqs: object) -> list[Request]:
