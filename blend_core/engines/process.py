@@ -197,7 +197,6 @@ class _Child:
         """Kills the group, joins process and thread. Once only."""
         self._ending.set()
         self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
         if self._thread is not threading.current_thread():
             self._thread.join()
         with suppress(queue.Full):  # a reader that waits finds the queue empty, and waits no longer
@@ -207,7 +206,7 @@ class _Child:
             os.close(self._lifeline)
 
     def kill(self) -> None:
-        """Kills the group, unless it was killed before, and waits for the process."""
+        """Kills the group, waits for the process and removes its folder, unless that was done before."""
         with self._kill_lock:
             if self._is_killed:
                 return  # its number may be another group's by now
@@ -215,6 +214,7 @@ class _Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self) -> None:
         broken: EngineError | None = None

@@ -144,6 +144,18 @@ def test_close_kills_the_engines_own_children_too_and_removes_what_they_put_down
     assert not folder.exists()
 
 
+def test_what_a_killed_engine_put_down_is_removed_before_anybody_asks_for_it() -> None:
+    process = echo("grandchild")
+    folder = Path(process.open().details["folder"])
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()
+    process.close()
+
+
 def test_each_engine_has_a_folder_of_its_own_for_temporary_files() -> None:
     one, other = echo("grandchild"), echo("grandchild")
     folders = {Path(process.open().details["folder"]) for process in (one, other)}
