@@ -4,6 +4,7 @@ table that takes its results."""
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from blend_core.errors import ConfigurationError, StorageUnavailableError
 from blend_core.model_store import check_weights
@@ -15,6 +16,9 @@ from flows.serving import Serving
 from flows.settings import Settings, settings_file
 from flows.wiring import Wiring
 from flows.write_back import check_write_back
+
+_WIDENING: Final = ("hf_overrides", "max_lora_rank")
+"""Options of vLLM's by which it takes what it would refuse without them."""
 
 
 def check_job(wiring: Wiring, spec: BatchJobSpec) -> None:
@@ -112,6 +116,7 @@ def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
     """Checks what of a job is wrong whichever process of this machine runs it: model, and options for vLLM.
 
     That process may have another environment: a vLLM, other settings, another folder that it was started in.
+    Of this one's options for vLLM only those count that let it take more of what the job brings.
 
     Raises:
         ConfigurationError: the model is not known or not whole, the job has options for vLLM and asks for
@@ -122,7 +127,8 @@ def check_submitted(wiring: Wiring, spec: BatchJobSpec) -> None:
     if not spec.options.vllm:
         return
     settings = wiring.settings
-    machine = settings.engine.model_copy(update={"name": EngineName.AUTO.value})
+    widening = {name: value for name, value in settings.engine.vllm.items() if name in _WIDENING}
+    machine = settings.engine.model_copy(update={"name": EngineName.AUTO.value, "vllm": widening})
     serving = Serving.to_plan(machine, spec.options, is_device_here=False)
     whole = {name: path for name, path in serving.lora_adapters.items() if _is_whole(path)}
     serving = replace(serving, vllm_options={**serving.vllm_options, "lora_adapters": whole})

@@ -9,7 +9,7 @@ from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
-from blend_core.engines.vllm.passed_options import check_dtype, check_options_on_cpu
+from blend_core.engines.vllm.passed_options import AS_LONG_AS_FITS, check_options_on_cpu
 from blend_core.errors import ConfigurationError
 from blend_core.performance import num_kv_blocks
 from blend_core.policies.base import EngineLimits
@@ -140,10 +140,8 @@ class Serving:
             is_any_length_taken: whether vLLM is told to take contexts that are longer than the model's.
 
         Raises:
-            ConfigurationError: there is no such `dtype`, a LoRA adapter cannot be used, or an option does not
-                fit the model.
+            ConfigurationError: a LoRA adapter cannot be used, or an option does not fit the model.
         """
-        check_dtype(self.vllm_options)
         check_adapter_folders(self.vllm_options)
         check_model_fit(self.vllm_options, folder, name, is_any_length_taken=is_any_length_taken)
 
@@ -157,8 +155,8 @@ class Serving:
 
     def max_model_len(self, model: ModelSpec) -> int:
         """Longest prompt plus answer."""
-        asked = int(self.vllm_options.get("max_model_len", -1))
-        return model.max_model_len if asked < 1 else min(asked, model.max_model_len)
+        asked = int(self.vllm_options.get("max_model_len", AS_LONG_AS_FITS))
+        return model.max_model_len if asked == AS_LONG_AS_FITS else min(asked, model.max_model_len)
 
     def limits(self, model: ModelSpec, device: DeviceProfile) -> EngineLimits:
         """What a plan must respect. KV that vLLM has yet to find is what the device's profile says.

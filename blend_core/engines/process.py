@@ -120,6 +120,15 @@ class EngineProcess:
             if not through and self._child is child:
                 self.close()
 
+    def kill(self) -> None:
+        """Kills the child's process group, from any thread: who waits for its events is told that it died.
+
+        Does nothing where there is no child, or none any more.
+        """
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """Kills the child's process group and waits for it. Idempotent."""
         child, self._child, self._info = self._child, None, None
@@ -187,8 +196,7 @@ class _Child:
     def end(self) -> None:
         """Kills the group, joins process and thread. Once only."""
         self._ending.set()
-        self._kill_group()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self.kill()
         if self._thread is not threading.current_thread():
             self._thread.join()
         with suppress(queue.Full):  # a reader that waits finds the queue empty, and waits no longer
@@ -197,7 +205,8 @@ class _Child:
         with suppress(OSError):
             os.close(self._lifeline)
 
-    def _kill_group(self) -> None:
+    def kill(self) -> None:
+        """Kills the group, waits for the process and removes its folder, unless that was done before."""
         with self._kill_lock:
             if self._is_killed:
                 return  # its number may be another group's by now
@@ -205,6 +214,7 @@ class _Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _serve(self) -> None:
         broken: EngineError | None = None
@@ -219,7 +229,7 @@ class _Child:
             )
             broken.__cause__ = error
         if not self._ending.is_set():
-            self._kill_group()
+            self.kill()
             self._put(broken or _died(self._process.returncode))
 
     def _serve_until_gone(self) -> None:

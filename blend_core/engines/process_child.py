@@ -1,7 +1,8 @@
-"""The engine's side of `EngineProcess`.
+"""The engine's side of `EngineProcess`, which starts it as
 
-It starts `python -m blend_core.engines.process_child CHANNEL_FD LIFELINE_FD FOLDER`. Standard output is the
-parent's standard error here, so whatever an engine prints ends up among the logs.
+    python -m blend_core.engines.process_child CHANNEL_FD LIFELINE_FD FOLDER
+
+Standard output is the parent's standard error here, so whatever an engine prints ends up among the logs.
 """
 
 import os
@@ -134,7 +135,7 @@ def _wait_for_parents_end(lifeline_fd: int, parent_pid: int, folder: str | None)
 
 
 def _end(folder: str | None) -> None:
-    """Kills this process group."""
+    """Removes the folder, then kills this process group."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)

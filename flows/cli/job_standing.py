@@ -58,8 +58,8 @@ def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) 
     if run_error is None:
         return (f"Nothing runs it; {again}",)
     told = f"Its latest run failed: {run_error}"
-    if f"blend cancel {job_id}" in run_error:
-        # The run itself says that what is wrong is the job's own: to continue it would fail again.
+    if "`blend cancel" in run_error:
+        # What is wrong may be the job's own, which continuing it does not mend: the error says what to do.
         return (told, "Nothing runs it.")
     return (told, f"Nothing runs it; once that is mended, {again}")
 

@@ -1,13 +1,8 @@
 """One run of a rank's engine over a part of what the rank holds, its events recorded as they come."""
 
-import logging
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import assert_never
 
 from blend_core.engines.base import (
@@ -38,8 +33,6 @@ STOPPING_LIMIT_S = 30.0
 # The same of an engine that still loads, and of a run that lost its job: what its engine could still tell may
 # not be written, and the run that has the job waits for the device.
 NOTHING_TO_TELL_S = 1.0
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +115,7 @@ class EngineRun:
         """Opens the engine if it is not open, and runs the part.
 
         Returns when every request has ended, or early when the context is told to stop; by then, and also
-        when this raises, everything that the engine told is committed.
+        when the engine died, everything that it told is committed.
 
         Raises:
             EngineDiedError: the engine ended, failed, or told nothing for too long.
@@ -142,7 +135,7 @@ class EngineRun:
             self._plan.handed_back(self._rank)
 
     def _run_open(self, engine: EngineProcess) -> None:
-        watch = StallWatch(self._silence_limit_s, partial(_kill, engine), time.monotonic)
+        watch = StallWatch(self._silence_limit_s, engine.kill, time.monotonic)
         self._watch = watch
         try:
             with watch:
@@ -152,7 +145,7 @@ class EngineRun:
                     self._follow()
         except EngineDiedError as error:
             self._recorder.flush()
-            raise _hung(watch, error) from error
+            raise _hung(watch, error, "BLEND_ENGINE__STALL_LIMIT_S if its steps take as long") from error
         self._recorder.flush()
 
     def _fetch(self, seqs: Sequence[int]) -> Sequence[Request]:
@@ -186,14 +179,14 @@ class EngineRun:
         # One that loads has nothing to tell: a run that is to end does not wait for it.
         watch = StallWatch(
             lambda: min(limit_s, NOTHING_TO_TELL_S) if self._plan.is_over else limit_s,
-            partial(_kill, engine),
+            engine.kill,
             time.monotonic,
         )
         try:
             with watch, watch.waiting():
                 info = engine.open()
         except EngineDiedError as error:
-            raise _hung(watch, error) from error
+            raise _hung(watch, error, "BLEND_ENGINE__START_LIMIT_S if it loads for as long") from error
         details = {**info.details, "num_ranks": str(self._plan.num_ranks)}
         database = self._context.wiring.database
         self._through_outages(lambda: set_run_details(database, self._context.run, details))
@@ -276,19 +269,11 @@ class EngineRun:
             self._taken.add(seq)
 
 
-def _kill(engine: EngineProcess) -> None:
-    """Ends an engine that hangs; its reader is told of a dead engine then."""
-    pid = engine.pid
-    if pid is not None:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _hung(watch: StallWatch, error: EngineDiedError) -> EngineDiedError:
+def _hung(watch: StallWatch, error: EngineDiedError, what_to_raise: str) -> EngineDiedError:
     """The same error, or one that says why the engine was killed where it was for its silence."""
     if watch.silent_s is None:
         return error
     return EngineDiedError(
         f"The engine told nothing for {watch.silent_s:.0f} s and was ended by SIGKILL; its unfinished "
-        "requests run again. Raise BLEND_ENGINE__STALL_LIMIT_S if its steps take as long."
+        f"requests run again. Raise {what_to_raise}."
     )

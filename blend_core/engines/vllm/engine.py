@@ -12,6 +12,7 @@ from blend_core.engines.vllm.core_log import CoreLog
 from blend_core.engines.vllm.error_words import start_error, words_of
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
+from blend_core.engines.vllm.passed_options import AS_LONG_AS_FITS
 from blend_core.engines.vllm.remote_control import ADDRESS_KEY, RemoteControl
 from blend_core.errors import ConfigurationError, EngineDiedError, EngineError, EngineStartError
 from blend_core.policies.factory import POLICY_NAMES
@@ -215,8 +216,7 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
         "enable_lora": bool(options.lora_adapters),
         # Compiling takes minutes on a CPU, and saves little there.
         "enforce_eager": options.is_on_cpu,
-        # As long as KV has room for, at most the model's own.
-        "max_model_len": -1,
+        "max_model_len": AS_LONG_AS_FITS,
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "additional_config": {} if remote is None else {ADDRESS_KEY: remote.address},

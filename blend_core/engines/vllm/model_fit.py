@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from blend_core.engines.vllm.passed_options import AS_LONG_AS_FITS
 from blend_core.errors import ConfigurationError
 from blend_core.specs import read_hf_config
 from blend_core.wording import count_text
 
 _CONTEXT: Final = "max_position_embeddings"
 _HEADS: Final = "num_attention_heads"
-_AS_LONG_AS_FITS: Final = -1
-"""What vLLM takes as `max_model_len` beside lengths."""
 
 
 def check_model_fit(
@@ -25,22 +24,17 @@ def check_model_fit(
     parts), or is told to take any length, the word is vLLM's.
 
     Args:
-        options: vLLM's options by name, as they are passed.
+        options: vLLM's options by name, as `check_passed_options` lets them through.
         folder: Hugging Face folder of the model.
         name: the model's name to use in errors.
         is_any_length_taken: whether vLLM is told to take contexts that are longer than the model's.
 
     Raises:
-        ConfigurationError: the context is none or longer than the model's, the model's attention heads do not
-            divide by the processes, or the configuration cannot be read.
+        ConfigurationError: the context is longer than the model's, the model's attention heads do not divide
+            by the processes, or the configuration cannot be read.
     """
-    length, num_parts = options.get("max_model_len", _AS_LONG_AS_FITS), options.get("tensor_parallel_size", 1)
-    if length < 1 and length != _AS_LONG_AS_FITS:
-        raise ConfigurationError(
-            f"The vLLM option 'max_model_len' is {length:,}; give a number of tokens from 1, "
-            f"{_AS_LONG_AS_FITS} for as many as KV has room for, or leave the option out."
-        )
-    is_length_open = length == _AS_LONG_AS_FITS or is_any_length_taken
+    length, num_parts = options.get("max_model_len", AS_LONG_AS_FITS), options.get("tensor_parallel_size", 1)
+    is_length_open = length == AS_LONG_AS_FITS or is_any_length_taken
     if (is_length_open and num_parts == 1) or options.get("hf_overrides"):
         return
     config = read_hf_config(folder)

@@ -74,6 +74,9 @@ _KINDS: Final = {
 DTYPES: Final = ("auto", "bfloat16", "float16", "half", "float32", "float")
 """Element types by the names that vLLM takes."""
 
+AS_LONG_AS_FITS: Final = -1
+"""What vLLM takes as `max_model_len` beside lengths: as long as KV has room for, at most the model's own."""
+
 _SET_ELSEWHERE: Final = {
     "model": "the job's `model`",
     "seed": "the job's `options.seed`",
@@ -116,22 +119,31 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             wanted = "a number" if float in types else " or ".join(_KINDS[one] for one in types)
             raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; it must be {wanted}.")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be a finite number.")
-        if name in _LEAST and options[name] < _LEAST[name]:
-            raise ConfigurationError(
-                f"The vLLM option {name!r} is {value:,}; it must be at least {_LEAST[name]}."
-            )
-        if name == "max_lora_rank" and value not in LORA_RANKS:
-            ranks = ", ".join(map(str, LORA_RANKS))
-            raise ConfigurationError(f"The vLLM option {name!r} is {value:,}; give one of {ranks}.")
-        if name == "gpu_memory_utilization" and not 0 < options[name] <= 1:
-            raise ConfigurationError(
-                f"The vLLM option {name!r} is {value}; it is a share of the memory, above 0 and at most 1."
-            )
+        _check_range(name, value)
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")
+
+
+def _check_range(name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        right = "it must be a finite number"
+    elif name == "dtype" and value not in DTYPES:
+        right = f"give one of {', '.join(DTYPES)}"
+    elif name == "max_lora_rank" and value not in LORA_RANKS:
+        right = f"give one of {', '.join(map(str, LORA_RANKS))}"
+    elif name == "max_model_len" and value < 1 and value != AS_LONG_AS_FITS:
+        right = (
+            f"give a number of tokens from 1, {AS_LONG_AS_FITS} for as many as KV has room for, or leave the "
+            "option out"
+        )
+    elif name in _LEAST and value < _LEAST[name]:
+        right = f"it must be at least {_LEAST[name]}"
+    elif name == "gpu_memory_utilization" and not 0 < value <= 1:
+        right = "it is a share of the memory, above 0 and at most 1"
+    else:
+        return
+    raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; {right}.")
 
 
 def _unknown_option(name: str) -> ConfigurationError:
@@ -141,17 +153,6 @@ def _unknown_option(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"The vLLM option {name!r} is not known{meant}; those that are: {', '.join(known)}."
     )
-
-
-def check_dtype(options: Mapping[str, Any]) -> None:
-    """Checks that vLLM knows the element type by its name.
-
-    Raises:
-        ConfigurationError: it does not; names those that it knows.
-    """
-    dtype = options.get("dtype", "auto")
-    if dtype not in DTYPES:
-        raise ConfigurationError(f"The vLLM option 'dtype' is {dtype!r}; give one of {', '.join(DTYPES)}.")
 
 
 def check_options_on_cpu(options: Mapping[str, Any]) -> None:

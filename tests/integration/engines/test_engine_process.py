@@ -144,6 +144,18 @@ def test_close_kills_the_engines_own_children_too_and_removes_what_they_put_down
     assert not folder.exists()
 
 
+def test_what_a_killed_engine_put_down_is_removed_before_anybody_asks_for_it() -> None:
+    process = echo("grandchild")
+    folder = Path(process.open().details["folder"])
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not folder.exists()
+    process.close()
+
+
 def test_each_engine_has_a_folder_of_its_own_for_temporary_files() -> None:
     one, other = echo("grandchild"), echo("grandchild")
     folders = {Path(process.open().details["folder"]) for process in (one, other)}
@@ -281,6 +293,29 @@ def test_closing_from_another_thread_ends_the_wait_for_an_event() -> None:
     threading.Timer(0.3, process.close).start()
     with pytest.raises(EngineDiedError):
         next(events)
+
+
+def test_killing_from_another_thread_is_told_as_the_engines_death() -> None:
+    process = echo("wait for a change")
+    process.kill()
+    process.open()
+    events = process.run(ListSource([request(0, [1])]))
+    next(events)
+    threading.Timer(0.3, process.kill).start()
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        next(events)
+
+
+def test_nothing_is_killed_in_place_of_an_engine_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = echo()
+    process.open()
+    process.kill()
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: killed.append(group))
+    # Its number may be another group's by now.
+    process.kill()
+    process.close()
+    assert not killed
 
 
 def test_an_answer_that_cannot_be_sent_ends_the_run() -> None:

@@ -1,8 +1,6 @@
 """What a rank does with engines that are slow, wait for requests, or die."""
 
-import signal
-import subprocess
-import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
@@ -29,10 +27,20 @@ from tests.integration.flows.two_ranks import NO_SHARDS, NOTHING, answer
 pytestmark = [pytest.mark.postgres, pytest.mark.s3]
 
 
-class SlowEngine:
-    """An engine that answers everything; while it opens, the other rank takes over what it can."""
+class EngineInThisProcess:
+    """What a rank asks of an engine's process; this one is not killed, since it is not silent for long."""
 
     pid = None
+
+    def kill(self) -> None:
+        raise AssertionError("the engine is killed")
+
+    def close(self) -> None:
+        pass
+
+
+class SlowEngine(EngineInThisProcess):
+    """An engine that answers everything; while it opens, the other rank takes over what it can."""
 
     def __init__(self, shared: SharedPlan) -> None:
         self.ran: list[int] = []
@@ -76,10 +84,8 @@ class AwayRequests:
         return [Request(seq, np.array([1], dtype=np.int32), SamplingParams(max_tokens=4)) for seq in seqs]
 
 
-class FetchingEngine:
+class FetchingEngine(EngineInThisProcess):
     """Asks for requests before it answers them."""
-
-    pid = None
 
     def open(self) -> EngineInfo:
         return EngineInfo("fetching", NOTHING, NOTHING, NOTHING, {})
@@ -102,24 +108,21 @@ def test_an_engine_waits_for_requests_while_the_object_store_is_away(
     assert (requests.num_asked, run.num_answers) == (3, len(part.seqs))
 
 
-class LoadingEngine:
-    """Loads its model until it is killed, and the run is told to stop meanwhile."""
+class LoadingEngine(EngineInThisProcess):
+    """Loads its model until it is killed; the run is told to stop meanwhile, where a signal is given."""
 
-    def __init__(self, stop: StopSignal) -> None:
-        self.pid: int | None = None
+    def __init__(self, stop: StopSignal | None = None) -> None:
         self._stop = stop
+        self._is_killed = threading.Event()
 
     def open(self) -> EngineInfo:
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
-        )
-        self.pid = child.pid
-        self._stop.request(StopReason.INTERRUPTED)
-        assert child.wait() == -signal.SIGKILL
+        if self._stop is not None:
+            self._stop.request(StopReason.INTERRUPTED)
+        assert self._is_killed.wait(60.0)
         raise EngineDiedError("It ended.")
 
-    def close(self) -> None:
-        pass
+    def kill(self) -> None:
+        self._is_killed.set()
 
 
 def test_a_run_that_is_told_to_stop_waits_for_no_engine_that_loads(
@@ -132,6 +135,19 @@ def test_a_run_that_is_told_to_stop_waits_for_no_engine_that_loads(
 
     assert time.monotonic() - begun_s < 20.0
     assert not engine_deaths(context.wiring.database, context.job_id)
+
+
+def test_an_engine_that_loads_for_too_long_is_told_with_the_setting_for_that(
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = context.wiring.settings
+    engine_settings = settings.engine.model_copy(update={"start_limit_s": 0.2})
+    monkeypatch.setattr(context.wiring, "settings", settings.model_copy(update={"engine": engine_settings}))
+    part = Part(np.array(shared.requests_of(0), dtype=np.int64), is_suspect=False)
+    engine: Any = LoadingEngine()
+
+    with pytest.raises(EngineDiedError, match="Raise BLEND_ENGINE__START_LIMIT_S if it"):
+        EngineRun(context, SharedParts(shared, NO_SHARDS, recorder), 0, part, 0).run(engine)
 
 
 def away_at_first(work: Callable[..., Any], num_times: int = 2) -> Callable[..., Any]:
@@ -178,10 +194,8 @@ def test_a_rank_outlasts_a_service_that_is_away_when_it_is_given_up(
     assert shared.live_ranks == [1]
 
 
-class DyingEngine:
+class DyingEngine(EngineInThisProcess):
     """Answers one request after the other; dies of some, or whatever it runs."""
-
-    pid = None
 
     def __init__(self, shared: SharedPlan, deadly: set[int] | None) -> None:
         self._shared = shared
@@ -199,9 +213,6 @@ class DyingEngine:
             if self._deadly is None or seq in self._deadly:
                 raise EngineDiedError("It died.")
             yield answer(seq)
-
-    def close(self) -> None:
-        pass
 
 
 def errored(context: JobContext) -> list[int]:

@@ -1,9 +1,17 @@
 """What `blend status JOB` says of a job that stopped, each thing once."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from blend_core.errors import EngineStartError, ObjectGoneError
 from flows.cli.job_standing import deaths_line, holder_line, stopped_line, stopped_lines, stopped_list
+from flows.job_spec import BatchJobSpec
+from flows.stages.infer import _with_own_options
 from storage.lost_runs import LiveRun, StoppedJob
+from storage.object_errors import needed_to_go_on
 from storage.suspects import EngineDeath
 
 AGAIN = "continue it with: blend run --job-id job_1"
@@ -24,9 +32,21 @@ def test_what_continues_a_failed_job_waits_for_its_reason_to_be_mended() -> None
 
 
 def test_a_run_that_says_to_end_the_job_has_no_continuation_told() -> None:
-    reason = "vLLM did not start. End the job with `blend cancel job_1` and make a new one."
-    told = stopped_lines("job_1", reason, was_told_to_end=False)
-    assert told == (f"Its latest run failed: {reason}", "Nothing runs it.")
+    for reason in (of_options_of_its_own(), of_an_object_that_is_gone()):
+        told = stopped_lines("job_1", reason, was_told_to_end=False)
+        assert told == (f"Its latest run failed: {reason}", "Nothing runs it.")
+
+
+def of_options_of_its_own() -> str:
+    spec = BatchJobSpec.model_validate({"s3": ["s3://b/k"], "options": {"vllm": {"max_loras": 2}}})
+    context: Any = SimpleNamespace(spec=spec, job_id="job_1")
+    return str(_with_own_options(EngineStartError("vLLM did not start."), context))
+
+
+def of_an_object_that_is_gone() -> str:
+    with pytest.raises(ObjectGoneError) as caught, needed_to_go_on():
+        raise ObjectGoneError("It is gone.", uri="s3://b/plan")
+    return str(caught.value)
 
 
 def test_a_list_tells_a_job_that_failed_from_one_that_stopped() -> None:

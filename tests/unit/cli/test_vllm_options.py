@@ -9,7 +9,6 @@ import pytest
 from tests.tiny_llama import make_tiny_llama
 
 REFUSED = [
-    ("max_model_len: 0", "'max_model_len' is 0"),
     ("max_model_len: 512", "'max_model_len' is 512"),
     ("tensor_parallel_size: 3", "'tensor_parallel_size' is 3"),
     ("lora_adapters: {support: /gone/support}", "'support' cannot be used: /gone/support is no folder"),
@@ -47,3 +46,15 @@ def test_such_a_job_is_not_planned_for_this_machine(
     # Another device is another machine's: this one goes on to the sources, which need services.
     elsewhere = blend("plan", file, "--device", "h100")
     assert "do not run" in elsewhere.stderr
+
+
+def test_a_value_that_no_vllm_takes_is_refused_for_any_device(
+    blend: Callable[..., Any], tmp_path: Path
+) -> None:
+    for option, reason in (
+        ("max_model_len: 0", "'max_model_len' is 0; give a number of tokens from 1"),
+        ("dtype: float99", "'dtype' is 'float99'; give one of auto, bfloat16, "),
+    ):
+        ran = blend("plan", job_file(tmp_path, option), "--device", "h100")
+        assert (ran.status, ran.stdout) == (2, "")
+        assert reason in ran.stderr

@@ -36,6 +36,16 @@ class Heard(CheckedPolicy):
         super().finished(seq, num_output_tokens)
 
 
+class Preparing(CheckedPolicy):
+    """Counts how often it was let prepare."""
+
+    num_prepared = 0
+
+    def prepare(self):
+        self.num_prepared += 1
+        super().prepare()
+
+
 def start(scheduler, job, policy="fcfs", order=None, kind=CheckedPolicy):
     """Begins a run under a policy that checks its contract; returns it."""
     plan = job.plan(order)
@@ -324,6 +334,7 @@ def test_what_comes_late_of_a_run_that_is_over_does_not_start_in_the_next():
     scheduler.control.withdraw([0, 1], [0])
     checked = start(scheduler, job)
     late = scheduler.add(FakeRequest(1, job.prompts[1], 5))
+    assert scheduler.step()[0] == []
     for request in requests_of(job, run=2):
         request.request_id += "y"
         scheduler.add(request)
@@ -441,3 +452,83 @@ def test_that_the_policy_asked_for_a_request_that_is_not_there_is_told_once():
 
     assert queue.take_asked_in_vain()
     assert not queue.take_asked_in_vain()
+
+
+def test_what_was_withdrawn_on_its_way_does_not_start_though_nothing_else_runs():
+    job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    start(scheduler, job)
+    scheduler.control.withdraw([0], [0])
+    late = scheduler.add(requests_of(job)[0])
+
+    assert scheduler.step()[0] == []
+    assert late.status == "waiting"
+    assert len(scheduler.queue) == 1, "vLLM still has it"
+
+
+def test_what_was_withdrawn_in_one_run_is_a_request_like_others_in_the_next():
+    job = random_job(7, num_requests=8, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14, max_num_seqs=3)
+    start(scheduler, job)
+    for request in requests_of(job):
+        request.longest = 30
+        scheduler.add(request)
+    scheduler.step()
+    scheduler.control.withdraw(range(8), range(8))
+    for request in list(scheduler.requests.values()):
+        scheduler.abort(request)
+    scheduler.queue.reconcile(scheduler.finished_ids)
+    assert scheduler.queue.is_idle()
+
+    checked = start(scheduler, job, kind=Heard)
+    again = requests_of(job, run=2)
+    for request in again:
+        request.request_id += "y"
+        request.longest = 30
+        scheduler.add(request)
+    run_all(scheduler, job, checked)
+
+    assert checked.num_preempted > 0
+    assert checked.answers == dict.fromkeys(range(8), 30)
+
+
+def test_a_request_is_told_as_admitted_once_and_not_let_go_of_after_a_preemption():
+    job = random_job(7, num_requests=8, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=14, max_num_seqs=3)
+    checked = start(scheduler, job)
+    for request in requests_of(job):
+        request.longest = 30
+        scheduler.add(request)
+    while not checked.num_preempted:
+        scheduler.step()
+    assert scheduler.control.release(list(checked._preempted)) == ()
+
+    while checked.num_waiting or scheduler.running:
+        scheduler.step()
+
+    assert sorted(scheduler.admitted) == list(range(8))
+
+
+def test_blocks_that_prompts_in_flight_will_take_are_not_free():
+    job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler(num_blocks=20, max_num_batched_tokens=8)
+    start(scheduler, job)
+    scheduler.add(FakeRequest(0, range(32), 4))
+    for num_given in (2, 4, 6, 8):
+        scheduler.step()
+        assert scheduler.free == 20 - num_given
+        assert scheduler.queue.num_free_blocks == 20 - 8
+
+
+def test_a_policy_prepares_once_a_step_that_computes_something():
+    job = random_job(7, num_requests=1, block_size=BLOCK_SIZE)
+    scheduler = FakeScheduler()
+    checked = start(scheduler, job, kind=Preparing)
+    scheduler.step()
+    assert checked.num_prepared == 0
+    (request,) = requests_of(job)
+    request.longest = 3
+    scheduler.add(request)
+    for _ in range(5):
+        scheduler.step()
+    assert checked.num_prepared == 3

@@ -72,16 +72,6 @@ def test_who_allows_any_length_may_ask_for_more(tmp_path: Path) -> None:
     check_model_fit({"max_model_len": 16384}, model(tmp_path), "m", is_any_length_taken=True)
 
 
-@pytest.mark.parametrize("length", [0, -2])
-def test_a_context_of_no_tokens_is_told_with_what_to_give(tmp_path: Path, length: int) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        check_model_fit({"max_model_len": length}, model(tmp_path), "m", is_any_length_taken=True)
-    assert str(caught.value) == (
-        f"The vLLM option 'max_model_len' is {length}; give a number of tokens from 1, -1 for as many as KV "
-        "has room for, or leave the option out."
-    )
-
-
 def test_attention_heads_that_are_cut_are_told_with_their_number(tmp_path: Path) -> None:
     folder = model(tmp_path, num_attention_heads=9)
     for size in (1, 3, 9):

@@ -167,11 +167,6 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            {"dtype": "float99"},
-            "'dtype' is 'float99'; give one of auto, bfloat16, float16, half, ",
-        ),
-        ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for"),
         ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
         ({"kv_cache_memory_bytes": 8}, "no room for a block of 32 .*; raise the vLLM option `kv_cache_mem"),
     ],
@@ -208,7 +203,6 @@ def submitted(tmp_path: Path, machine: EngineSettings | None = None, **options: 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"max_model_len": 0}, "'max_model_len' is 0"),
         ({"max_model_len": 512}, "'max_model_len' is 512, and .* is 256 tokens"),
         ({"tensor_parallel_size": 3}, "'tensor_parallel_size' is 3"),
         (
@@ -234,9 +228,18 @@ def test_what_another_environment_may_have_otherwise_is_no_reason_not_to_submit(
     monkeypatch.setattr("flows.serving.installed_vllm", lambda: None)
     submitted(tmp_path, EngineSettings(name="torch"), vllm={"max_model_len": 64})
     submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), engine="vllm")
+    submitted(tmp_path, EngineSettings(vllm={"max_model_len": 512}), vllm={"max_loras": 2})
     submitted(tmp_path, vllm={"lora_adapters": {"support": "adapters/support"}})
 
 
 def test_a_home_of_nobody_is_no_folder_of_an_adapter(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="'support' cannot be used: ~nobody-of-that-name/support is"):
         submitted(tmp_path, vllm={"lora_adapters": {"support": "~nobody-of-that-name/support"}})
+
+
+def test_what_the_machine_lets_vllm_take_is_submitted(tmp_path: Path) -> None:
+    longer = {"max_model_len": 512}
+    with pytest.raises(ConfigurationError, match="'max_model_len' is 512"):
+        submitted(tmp_path, vllm=longer)
+    overrides = {"hf_overrides": {"max_position_embeddings": 512}}
+    submitted(tmp_path, EngineSettings(vllm=overrides), vllm=longer)

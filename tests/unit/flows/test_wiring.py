@@ -250,10 +250,11 @@ def test_a_value_that_vllm_can_never_take_is_refused(option: str, value: object,
         JobOptions.model_validate({"vllm": {option: value}})
 
 
-def test_a_vllm_option_of_another_type_is_told_with_its_value_and_its_variable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wrong_vllm_option_is_told_with_its_value_and_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, told in (
+        ({"dtype": "float99"}, "'dtype' is 'float99'; give one of auto, bfloat16, float16, half, "),
+        ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for as many as "),
+        ({"max_model_len": -2}, "'max_model_len' is -2; give a number"),
         ({"max_model_len": "lots"}, "'max_model_len' is 'lots'; it must be a whole number"),
         ({"enforce_eager": 1}, "'enforce_eager' is 1; it must be true or false"),
         ({"cpu_offload_gb": []}, r"'cpu_offload_gb' is \[\]; it must be a number"),
@@ -261,6 +262,12 @@ def test_a_vllm_option_of_another_type_is_told_with_its_value_and_its_variable(
     ):
         with pytest.raises(ValidationError, match=told):
             JobOptions.model_validate({"vllm": options})
+    assert JobOptions.model_validate({"vllm": {"max_model_len": -1}}).vllm == {"max_model_len": -1}
+    monkeypatch.setenv("BLEND_ENGINE__VLLM__DTYPE", "float99")
+    with pytest.raises(
+        ConfigurationError, match="variable BLEND_ENGINE__VLLM__DTYPE: The vLLM option 'dtype'"
+    ):
+        load_settings()
     monkeypatch.setenv("BLEND_ENGINE__VLLM__DTYPE", "half")
     monkeypatch.setenv("BLEND_ENGINE__VLLM__MAX_MODEL_LEN", "lots")
     with pytest.raises(ConfigurationError) as caught:
