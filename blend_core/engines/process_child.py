@@ -51,6 +51,7 @@ from blend_core.request import Request
 
 _CHANGES_INTERVAL_S = 0.1
 _PARENT_POLL_S = 0.5
+_REMOVAL_S = 2.0
 
 
 def main(channel_fd: int, lifeline_fd: int, folder: str) -> None:
@@ -135,9 +136,11 @@ def _wait_for_parents_end(lifeline_fd: int, parent_pid: int, folder: str | None)
 
 
 def _end(folder: str | None) -> None:
-    """Removes the folder, then kills this process group."""
+    """Removes the folder, unless its file system hangs, then kills this process group."""
     if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        removal = threading.Thread(target=shutil.rmtree, args=(folder, True), daemon=True)
+        removal.start()
+        removal.join(_REMOVAL_S)
     os.killpg(0, signal.SIGKILL)
 
 
@@ -172,8 +175,10 @@ def _run(engine: Engine, channel: _Channel) -> None:
         source.close()
     except Exception as error:
         _report(channel, error, EngineDiedError)
-    else:
-        channel.send(RunEnded())
+        # The parent ends this process now; an answer to the last question may come before.
+        while True:
+            channel.receive_bytes()
+    channel.send(RunEnded())
 
 
 def _report(channel: _Channel, error: Exception, wrapper: type[EngineError]) -> None:

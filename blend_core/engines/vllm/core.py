@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from blend_core.engines.vllm.control import SchedulerControl
-from blend_core.engines.vllm.core_log import CoreLog, core_died
+from blend_core.engines.vllm.core_log import core_died
 from blend_core.engines.vllm.remote_control import RemoteControl
 from blend_core.engines.vllm.reports import Report
 from blend_core.errors import EngineDiedError
@@ -107,10 +107,9 @@ class LocalCore:
 class RemoteCore:
     """A core in a process of its own, which computes on while outputs are read here."""
 
-    def __init__(self, llm_engine: Any, control: RemoteControl, log: CoreLog) -> None:
+    def __init__(self, llm_engine: Any, control: RemoteControl) -> None:
         self._llm_engine = llm_engine
         self._remote = control
-        self._log = log
         self.control: SchedulerControl = control
 
     def add(self, request_id: str, prompt: Any, sampling: Any, lora: Any) -> None:
@@ -157,7 +156,7 @@ class RemoteCore:
 
     def why(self, error: EngineDiedError) -> EngineDiedError:
         """See `Core`."""
-        words = self._log.words()
+        words = self._remote.log.words()
         return error if words is None else core_died(words)
 
     def last_reports(self) -> Iterator[Report]:
@@ -171,7 +170,6 @@ class RemoteCore:
         """See `Core`."""
         self._llm_engine.engine_core.shutdown()
         self._remote.close()
-        self._log.close()
 
     def _pass_over_reports(self) -> None:
         deque(self._remote.reports(), maxlen=0)

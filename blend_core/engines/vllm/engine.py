@@ -4,11 +4,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from blend_core.engines.base import EngineEvent, EngineInfo, RequestSource
-from blend_core.engines.vllm.core_log import CoreLog
 from blend_core.engines.vllm.error_words import start_error, words_of
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.options import VllmEngineOptions
@@ -127,24 +127,19 @@ class VllmEngine:
         from blend_core.engines.vllm.core import Core, LocalCore, RemoteCore
         from blend_core.engines.vllm.run import OpenedVllm
 
-        remote = RemoteControl(_ADMISSIONS_TOLD * options.max_num_seqs) if options.separate_core else None
-        log = CoreLog()
-        try:
-            with log.starting():
-                llm_engine, config = _start(options, remote)
-        except Exception as error:
-            words = log.words()
-            log.close()
-            if remote is not None:
-                remote.close()
-            if log.is_kept and words is None and _CORE_FAILED in str(error):
-                raise EngineDiedError(
-                    "vLLM's engine core ended while it loaded and said nothing, as where the kernel ends a "
-                    "process because memory runs out."
-                ) from error
-            raise start_error(error, words) from error
-        core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote, log)
-        try:
+        # Whatever ends this before its end, an interrupt too: vLLM's processes would go on.
+        with ExitStack() as half_opened:
+            remote: RemoteControl | None = None
+            if options.separate_core:
+                remote = RemoteControl(_ADMISSIONS_TOLD * options.max_num_seqs)
+                half_opened.callback(remote.close)
+            try:
+                with nullcontext() if remote is None else remote.log.starting():
+                    llm_engine, config = _start(options, remote)
+            except Exception as error:
+                raise _start_failed(error, remote) from error
+            core: Core = LocalCore(llm_engine) if remote is None else RemoteCore(llm_engine, remote)
+            half_opened.callback(core.close)
             if remote is not None:
                 remote.accept()
             _load_adapters(llm_engine, options.lora_adapters)
@@ -156,9 +151,7 @@ class VllmEngine:
                 limits=core.control.limits(),
                 details=_details(options, found.version, dtype, config),
             )
-        except BaseException:  # an interrupt as well: vLLM's processes would go on
-            core.close()
-            raise
+            half_opened.pop_all()
         return OpenedVllm(info, core, options, int(config.model_config.max_model_len))
 
 
@@ -234,6 +227,17 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
         multiprocess_mode=remote is not None,
     )
     return llm_engine, config
+
+
+def _start_failed(error: Exception, remote: RemoteControl | None) -> EngineError:
+    """What is told of an error of `_start`: a core of its own that ended and said nothing was killed."""
+    words = None if remote is None else remote.log.words()
+    if remote is not None and remote.log.is_kept and words is None and _CORE_FAILED in str(error):
+        return EngineDiedError(
+            "vLLM's engine core ended while it loaded and said nothing, as where the kernel ends a process "
+            "because memory runs out."
+        )
+    return start_error(error, words)
 
 
 def _load_adapters(llm_engine: Any, folders: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.control import LocalControl
-from blend_core.engines.vllm.core_log import core_died
+from blend_core.engines.vllm.core_log import CoreLog, core_died
 from blend_core.engines.vllm.reports import Report, Stepped
 from blend_core.errors import BlendError
 from blend_core.plan import Plan
@@ -72,6 +72,7 @@ class RemoteControl:
 
     Attributes:
         address: what the scheduler is to connect to.
+        log: what ended its process, or another one of vLLM's.
     """
 
     def __init__(self, num_admissions: int) -> None:
@@ -80,6 +81,7 @@ class RemoteControl:
         Args:
             num_admissions: more than may be told and not read.
         """
+        self.log = CoreLog()
         self._folder = Path(tempfile.mkdtemp(prefix="blend-vllm-"))
         self.address = str(self._folder / "scheduler")
         self._admissions = AdmissionLog(admission_file(self.address), num_admissions)
@@ -90,7 +92,7 @@ class RemoteControl:
     def accept(self) -> None:
         """Takes the scheduler's two connections, which it has made when vLLM is up.
 
-        Nothing is left on disk then: an engine's process may be killed at any time.
+        Of them nothing is left on disk then: an engine's process may be killed at any time.
         """
         assert self._listener is not None, "the control is closed"
         self._steps = self._listener.accept()
@@ -106,6 +108,7 @@ class RemoteControl:
                 end.close()
         self._calls = self._steps = self._listener = None
         self._admissions.close()
+        self.log.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def reports(self, timeout_s: float = 0.0) -> Iterator[Report]:

@@ -59,6 +59,9 @@ class EchoEngine:
             (request,) = source.fetch([seq])
             if self._mode == "break" and seq == 3:
                 raise RuntimeError("secret prompt")
+            if self._mode == "break after a question" and seq == 3:
+                source.revision()
+                raise RuntimeError("after a question")
             if self._mode == "break on a file" and seq == 3:
                 raise FileNotFoundError("secret path")
             yield RequestFinished(

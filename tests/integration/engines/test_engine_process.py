@@ -218,6 +218,19 @@ def test_other_errors_cross_as_their_name_only(
     assert "secret" in capfd.readouterr().err
 
 
+def test_an_answer_that_comes_after_the_error_is_for_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    process = echo("break after a question")
+    process.open()
+    events = process.run(ten_requests())
+    next(events)
+    time.sleep(0.5)
+    with pytest.raises(EngineDiedError, match="RuntimeError"):
+        list(events)
+    log = capfd.readouterr().err
+    assert "after a question" in log
+    assert "AssertionError" not in log
+
+
 def test_an_exit_while_opening_names_its_status() -> None:
     with pytest.raises(EngineDiedError, match="exit status 7"):
         echo("exit in open").open()

@@ -18,7 +18,6 @@ import pytest
 
 from blend_core.engines.base import EngineEvent, RequestFinished, RequestsAdmitted
 from blend_core.engines.process import EngineProcess
-from blend_core.engines.vllm.core_log import CoreLog
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.factory import make_vllm_engine
 from blend_core.engines.vllm.options import VllmEngineOptions
@@ -120,6 +119,8 @@ class Remote:
 class DyingRemote(Remote):
     """A scheduler's process that died after it had told of an admission, which nobody has read."""
 
+    log = SimpleNamespace(words=lambda: "RuntimeError: out of luck")
+
     def withdraw(self, seqs: list[int], queued: list[int]) -> None:
         raise EngineDiedError("The scheduler is gone.")
 
@@ -151,13 +152,13 @@ def test_a_core_that_died_unnoticed_has_its_suspects_told(engine_apart: VllmEngi
     llm_engine = SimpleNamespace(
         engine_core=SimpleNamespace(outputs_queue=outputs), add_request=add_request, step=step
     )
-    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote(2)), CoreLog())
+    core = RemoteCore(llm_engine, cast(RemoteControl, DyingRemote(2)))
     opened = replace(engine_apart._opened, core=core)
     source = Block32Source([request(seq, range(3, 9)) for seq in range(2)])
     outcome = Outcome()
 
     events = Run(opened, source, time.time, time.monotonic).events()
-    with pytest.raises(EngineDiedError, match="engine core ended"):
+    with pytest.raises(EngineDiedError, match=r"engine core ended \(RuntimeError: out of luck\)"):
         deque(map(outcome.add, events))
 
     assert outcome.admitted == [0]
@@ -180,7 +181,7 @@ def test_what_the_core_cannot_even_queue_fails_and_is_not_named_again(engine_apa
         add_request=add_request,
         step=lambda: [outputs.get()],
     )
-    core = RemoteCore(llm_engine, cast(RemoteControl, Remote(200)), CoreLog())
+    core = RemoteCore(llm_engine, cast(RemoteControl, Remote(200)))
     opened = replace(engine_apart._opened, core=core)
     source = Block32Source([request(seq, range(3, 9)) for seq in range(200)])
     outcome = Outcome()
