@@ -1,4 +1,4 @@
-"""What ends a process of vLLM's own. vLLM tells only that its core ended, and logs the reason in that process."""
+"""What ends a process of vLLM's own: vLLM tells only that its core ended, and logs the reason there."""
 
 import json
 import logging
@@ -66,14 +66,14 @@ class FirstError(logging.Handler):
     def __init__(self, file: str) -> None:
         """Takes the name of the file, which is not there yet."""
         super().__init__(logging.ERROR)
-        self._file = file
+        self._file = Path(file)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, Exception):
             # Another process may have been first.
-            with suppress(OSError), open(self._file, "x", encoding="utf-8") as file:
+            with suppress(OSError), self._file.open("x", encoding="utf-8") as file:
                 file.write(words_of(error))
 
 

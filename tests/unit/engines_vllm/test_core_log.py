@@ -66,9 +66,7 @@ def test_of_one_that_ends_later_the_error_is_told_too() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [(VARIABLE, "/etc/log.json"), ("VLLM_CONFIGURE_LOGGING", "0")])
-def test_a_log_that_the_user_has_set_up_stays(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_that_the_user_has_set_up_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     log = CoreLog()
     with log.starting():
