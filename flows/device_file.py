@@ -3,7 +3,7 @@
 The lock in the database (`flows.device_lock`) ends with the process that runs the job. Where that process is
 killed, its engine notices within moments, and until then it still has the device's memory. So the engine
 inherits an open file that is locked: the kernel gives the lock back when the last process that has it open is
-gone.
+gone. Processes that an engine starts may not have it: the engine's own ends after them (`process_group`).
 """
 
 import fcntl

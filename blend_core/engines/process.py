@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from blend_core.engines.base import Engine, EngineEvent, EngineInfo, RecallingSource
+from blend_core.engines.process_group import end_group
 from blend_core.engines.process_messages import (
     Answer,
     Ask,
@@ -206,13 +207,12 @@ class _Child:
             os.close(self._lifeline)
 
     def kill(self) -> None:
-        """Kills the group, waits for the process and removes its folder, unless that was done before."""
+        """Kills the group, waits for its end and removes its folder, unless that was done before."""
         with self._kill_lock:
             if self._is_killed:
                 return  # its number may be another group's by now
             self._is_killed = True
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            end_group(self.pid)
             self._process.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
 

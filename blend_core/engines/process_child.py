@@ -26,6 +26,7 @@ from blend_core.engines.base import (
     RequestsAdmitted,
     RequestsReleased,
 )
+from blend_core.engines.process_group import end_group
 from blend_core.engines.process_messages import (
     Ask,
     AskChanges,
@@ -136,12 +137,14 @@ def _wait_for_parents_end(lifeline_fd: int, parent_pid: int, folder: str | None)
 
 
 def _end(folder: str | None) -> None:
-    """Removes the folder, unless its file system hangs, then kills this process group."""
+    """Ends this process group, this process last, and removes the folder, unless its file system hangs."""
+    # Whoever waits for the device waits until this process is gone.
+    end_group(os.getpgrp())
     if folder is not None:
         removal = threading.Thread(target=shutil.rmtree, args=(folder, True), daemon=True)
         removal.start()
         removal.join(_REMOVAL_S)
-    os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _open(channel: _Channel) -> Engine | None:
