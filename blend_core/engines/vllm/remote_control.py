@@ -17,12 +17,16 @@ from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.control import LocalControl
 from blend_core.engines.vllm.core_log import CoreLog, core_died
 from blend_core.engines.vllm.reports import Report, Stepped
-from blend_core.errors import BlendError
+from blend_core.errors import BlendError, ConfigurationError
 from blend_core.plan import Plan
 from blend_core.policies.base import EngineLimits
 
 ADDRESS_KEY: Final = "blend_scheduler_address"
 """Where vLLM's `additional_config` says where the run listens."""
+
+_LONGEST_PLACE: Final = 66
+"""Characters of a folder in which vLLM, and this, may listen: a socket's path has 103 on all systems, of which
+vLLM takes 37 for its part."""
 
 _CALLS: Final = frozenset({"limits", "start", "revise", "upcoming", "withdraw", "release", "tell_all"})
 
@@ -80,7 +84,16 @@ class RemoteControl:
 
         Args:
             num_admissions: more than may be told and not read.
+
+        Raises:
+            ConfigurationError: the folder for temporary files has too long a name for sockets in it.
         """
+        place = tempfile.gettempdir()
+        if len(place) > _LONGEST_PLACE:
+            raise ConfigurationError(
+                f"The name of the folder for temporary files, {place}, is too long for vLLM's sockets; let "
+                f"TMPDIR name one of at most {_LONGEST_PLACE - len('/blend-12345678')} characters."
+            )
         self.log = CoreLog()
         self._folder = Path(tempfile.mkdtemp(prefix="blend-vllm-"))
         self.address = str(self._folder / "scheduler")

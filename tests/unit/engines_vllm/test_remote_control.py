@@ -1,6 +1,7 @@
 """Calls and reports between a run and a scheduler, each at its end of a connection."""
 
 import sys
+import tempfile
 import threading
 from collections import deque
 from pathlib import Path
@@ -15,7 +16,7 @@ from blend_core.engines.vllm.admission_log import AdmissionLog
 from blend_core.engines.vllm.flight import Flight, StepCounts
 from blend_core.engines.vllm.remote_control import RemoteControl, StepSender, admission_file, serve_calls
 from blend_core.engines.vllm.reports import STEPS_AT_ONCE, Admitted, CountedStep, Stepped
-from blend_core.errors import EngineDiedError, PlanError
+from blend_core.errors import ConfigurationError, EngineDiedError, PlanError
 from blend_core.policies.base import LEFT
 from tests.unit.engines_vllm.fakes import BLOCK_SIZE, FakeRequest, FakeScheduler
 
@@ -59,6 +60,12 @@ def test_nothing_is_on_disk_where_it_never_connects():
     run.close()
     run.close()
     assert not Path(run.address).parent.exists()
+
+
+def test_a_folder_whose_name_leaves_no_room_for_sockets_is_told(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", f"/{'x' * 66}")
+    with pytest.raises(ConfigurationError, match="at most 51 characters"):
+        RemoteControl(16)
 
 
 def test_calls_are_answered(ends):
