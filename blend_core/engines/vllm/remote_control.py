@@ -25,8 +25,8 @@ ADDRESS_KEY: Final = "blend_scheduler_address"
 """Where vLLM's `additional_config` says where the run listens."""
 
 _LONGEST_PLACE: Final = 66
-"""Characters of a folder in which vLLM, and this, may listen: a socket's path has 103 on all systems, of which
-vLLM takes 37 for its part."""
+"""Characters of a folder in which vLLM, and this, may listen: of 103 that a socket's path may have on all
+systems vLLM takes 37."""
 
 _CALLS: Final = frozenset({"limits", "start", "revise", "upcoming", "withdraw", "release", "tell_all"})
 
