@@ -9,7 +9,7 @@ from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
-from blend_core.engines.vllm.passed_options import check_dtype, check_options_on_cpu
+from blend_core.engines.vllm.passed_options import check_closed_options, check_options_on_cpu
 from blend_core.errors import ConfigurationError
 from blend_core.performance import num_kv_blocks
 from blend_core.policies.base import EngineLimits
@@ -140,10 +140,10 @@ class Serving:
             is_any_length_taken: whether vLLM is told to take contexts that are longer than the model's.
 
         Raises:
-            ConfigurationError: there is no such `dtype`, a LoRA adapter cannot be used, or an option does not
-                fit the model.
+            ConfigurationError: an option has a value that vLLM does not know, a LoRA adapter cannot be used,
+                or an option does not fit the model.
         """
-        check_dtype(self.vllm_options)
+        check_closed_options(self.vllm_options)
         check_adapter_folders(self.vllm_options)
         check_model_fit(self.vllm_options, folder, name, is_any_length_taken=is_any_length_taken)
 

@@ -71,8 +71,37 @@ _KINDS: Final = {
     dict: "an object of names and values",
 }
 
-DTYPES: Final = ("auto", "bfloat16", "float16", "half", "float32", "float")
-"""Element types by the names that vLLM takes."""
+CLOSED_OPTIONS: Final[dict[str, tuple[str | int, ...]]] = {
+    "dtype": ("auto", "bfloat16", "float16", "half", "float32", "float"),
+    "kv_cache_dtype": (
+        "auto",
+        "bfloat16",
+        "float16",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp8_inc",
+        "fp8_ds_mla",
+        "fp8_per_token_head",
+        "int8_per_token_head",
+        "int4_per_token_head",
+        "nvfp4",
+        "nvfp4_4over6",
+        "nvfp4_ds_mla",
+        "turboquant_k8v4",
+        "turboquant_4bit_nc",
+        "turboquant_k3v4_nc",
+        "turboquant_3bit_nc",
+        "ultraquant_4bit",
+    ),
+    "lora_dtype": ("auto", "bfloat16", "float16"),
+    "optimization_level": (0, 1, 2, 3),
+}
+"""Options of which vLLM takes these values and no others, by name.
+
+Not those to which its plugins add values (`quantization`, `load_format`, `tokenizer_mode`,
+`attention_backend`), nor `distributed_executor_backend`, which may be the path of a class.
+"""
 
 _SET_ELSEWHERE: Final = {
     "model": "the job's `model`",
@@ -143,15 +172,20 @@ def _unknown_option(name: str) -> ConfigurationError:
     )
 
 
-def check_dtype(options: Mapping[str, Any]) -> None:
-    """Checks that vLLM knows the element type by its name.
+def check_closed_options(options: Mapping[str, Any]) -> None:
+    """Checks the options of which vLLM takes certain values only.
+
+    Not with the others: a stored job that has a wrong one must still be read, to be cancelled.
 
     Raises:
-        ConfigurationError: it does not; names those that it knows.
+        ConfigurationError: one has another value; names those that there are, the nearest first.
     """
-    dtype = options.get("dtype", "auto")
-    if dtype not in DTYPES:
-        raise ConfigurationError(f"The vLLM option 'dtype' is {dtype!r}; give one of {', '.join(DTYPES)}.")
+    for name, values in CLOSED_OPTIONS.items():
+        if name in options and options[name] not in values:
+            known = list(map(str, values))
+            nearest = get_close_matches(str(options[name]), known)
+            told = ", ".join(dict.fromkeys([*nearest, *known]))
+            raise ConfigurationError(f"The vLLM option {name!r} is {options[name]!r}; give one of {told}.")
 
 
 def check_options_on_cpu(options: Mapping[str, Any]) -> None:

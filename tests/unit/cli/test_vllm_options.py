@@ -12,6 +12,7 @@ REFUSED = [
     ("max_model_len: 0", "'max_model_len' is 0"),
     ("max_model_len: 512", "'max_model_len' is 512"),
     ("tensor_parallel_size: 3", "'tensor_parallel_size' is 3"),
+    ("kv_cache_dtype: fp9", "'kv_cache_dtype' is 'fp9'; give one of fp8, "),
     ("lora_adapters: {support: /gone/support}", "'support' cannot be used: /gone/support is no folder"),
 ]
 
