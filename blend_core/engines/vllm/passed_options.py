@@ -147,6 +147,11 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; it must be {wanted}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigurationError(f"The vLLM option {name!r} is {value}; it must be a finite number.")
+        if isinstance(value, dict | list) and not _can_be_kept(value):
+            raise ConfigurationError(
+                f"The vLLM option {name!r} has a part that a job cannot keep: NaN, infinity, or one that "
+                "holds itself; correct it or leave it out."
+            )
         if name in _LEAST and options[name] < _LEAST[name]:
             raise ConfigurationError(
                 f"The vLLM option {name!r} is {value:,}; it must be at least {_LEAST[name]}."
@@ -161,6 +166,15 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")
+
+
+def _can_be_kept(value: Any) -> bool:
+    """Whether it comes back from a stored job as it was: of NaN that would make null."""
+    try:
+        json.dumps(value, allow_nan=False, skipkeys=True, default=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _unknown_option(name: str) -> ConfigurationError:
