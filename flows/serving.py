@@ -9,7 +9,11 @@ from blend_core.engines.vllm.adapter_folders import check_adapter_folders
 from blend_core.engines.vllm.installed import installed_vllm, why_not_vllm
 from blend_core.engines.vllm.model_fit import check_model_fit
 from blend_core.engines.vllm.options import CPU_BLOCK_TOKENS
-from blend_core.engines.vllm.passed_options import AS_LONG_AS_FITS, check_options_on_cpu
+from blend_core.engines.vllm.passed_options import (
+    AS_LONG_AS_FITS,
+    check_closed_options,
+    check_options_on_cpu,
+)
 from blend_core.errors import ConfigurationError
 from blend_core.performance import num_kv_blocks
 from blend_core.policies.base import EngineLimits
@@ -59,7 +63,8 @@ class Serving:
 
         Raises:
             ConfigurationError: the job has options for vLLM, and its engine, or that of this machine's
-                settings, is torch; or vLLM cannot take its options on this machine's device.
+                settings, is torch; one has a value that vLLM does not know; or vLLM cannot take them on this
+                machine's device.
         """
         wanted = _wanted(settings, options)
         asks_for_vllm = wanted is EngineName.VLLM or bool(options.vllm)
@@ -82,6 +87,7 @@ class Serving:
                     reason = "its engine is `torch`; leave them out, or ask for the engine `vllm`."
                 raise ConfigurationError(f"The job has options for vLLM, which will not run it: {reason}")
             return cls(EngineName.TORCH, settings, {})
+        check_closed_options(options.vllm)
         return cls(EngineName.VLLM, settings, {**settings.vllm, **options.vllm})
 
     @property

@@ -32,7 +32,11 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from blend_core.engines.vllm.passed_options import check_passed_options, options_of_texts
+from blend_core.engines.vllm.passed_options import (
+    check_closed_options,
+    check_passed_options,
+    options_of_texts,
+)
 from blend_core.errors import ConfigurationError
 from flows.settings_file import SettingsLine, read_settings_file
 
@@ -112,6 +116,7 @@ class EngineSettings(_Group):
         for name, given in options.items():
             try:
                 check_passed_options({name: given})
+                check_closed_options({name: given})
             except ConfigurationError as error:
                 context = {"message": str(error).rstrip("."), "option": name}
                 raise PydanticCustomError("vllm_option", "{message}", context) from None

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from blend_core.engines.process import EngineProcess
 from blend_core.errors import EngineDiedError, EngineError, EngineStartError
+from blend_core.wording import count_text
 from flows.outage import Value, through_outages
 from flows.stages.context import JobContext
 from flows.stages.engine_run import EngineRun, SharedParts
@@ -165,6 +166,6 @@ class Rank:
             ) from error
         context.progress.note(
             f"{reason} Starting it again in {delay_s:.0f} s (death {self._budget.num_deaths} in a row); "
-            f"{len(in_flight)} requests were in flight and run apart from the others."
+            f"{count_text(len(in_flight), 'request')} in flight will run apart from the others."
         )
         context.stop.wait(delay_s)

@@ -48,7 +48,10 @@ def check_adapter_folders(options: Mapping[str, Any]) -> None:
 def _fault(path: str, max_rank: int) -> str | None:
     folder = folder_at(path)
     if folder is None:
-        return "is no folder of this machine; correct it in `lora_adapters`"
+        return (
+            "is no folder of this machine; put it there, or name another in `lora_adapters` (a job that was "
+            "submitted keeps its own)"
+        )
     try:
         config = json.loads((folder / _CONFIG).read_bytes())
         ranks = [config["r"], *(config.get("rank_pattern") or {}).values()]

@@ -71,8 +71,37 @@ _KINDS: Final = {
     dict: "an object of names and values",
 }
 
-DTYPES: Final = ("auto", "bfloat16", "float16", "half", "float32", "float")
-"""Element types by the names that vLLM takes."""
+CLOSED_OPTIONS: Final[dict[str, tuple[str | int, ...]]] = {
+    "dtype": ("auto", "bfloat16", "float16", "half", "float32", "float"),
+    "kv_cache_dtype": (
+        "auto",
+        "bfloat16",
+        "float16",
+        "fp8",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp8_inc",
+        "fp8_ds_mla",
+        "fp8_per_token_head",
+        "int8_per_token_head",
+        "int4_per_token_head",
+        "nvfp4",
+        "nvfp4_4over6",
+        "nvfp4_ds_mla",
+        "turboquant_k8v4",
+        "turboquant_4bit_nc",
+        "turboquant_k3v4_nc",
+        "turboquant_3bit_nc",
+        "ultraquant_4bit",
+    ),
+    "lora_dtype": ("auto", "bfloat16", "float16"),
+    "optimization_level": (0, 1, 2, 3),
+}
+"""Options of which vLLM takes these values and no others, by name.
+
+Not those to which its plugins add values (`quantization`, `load_format`, `tokenizer_mode`,
+`attention_backend`), nor `distributed_executor_backend`, which may be the path of a class.
+"""
 
 AS_LONG_AS_FITS: Final = -1
 """What vLLM takes as `max_model_len` beside lengths: as long as KV has room for, at most the model's own."""
@@ -120,6 +149,11 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
             wanted = "a number" if float in types else " or ".join(_KINDS[one] for one in types)
             raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; it must be {wanted}.")
         _check_range(name, value)
+        if isinstance(value, dict | list) and not _can_be_kept(value):
+            raise ConfigurationError(
+                f"The vLLM option {name!r} has a part that a job cannot keep: NaN, infinity, or one that "
+                "holds itself; correct it or leave it out."
+            )
     adapters = options.get("lora_adapters", {})
     if not all(isinstance(part, str) and part for item in adapters.items() for part in item):
         raise ConfigurationError("The vLLM option 'lora_adapters' maps names to folders, both texts.")
@@ -128,8 +162,6 @@ def check_passed_options(options: Mapping[str, Any]) -> None:
 def _check_range(name: str, value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         right = "it must be a finite number"
-    elif name == "dtype" and value not in DTYPES:
-        right = f"give one of {', '.join(DTYPES)}"
     elif name == "max_lora_rank" and value not in LORA_RANKS:
         right = f"give one of {', '.join(map(str, LORA_RANKS))}"
     elif name == "max_model_len" and value < 1 and value != AS_LONG_AS_FITS:
@@ -146,6 +178,15 @@ def _check_range(name: str, value: Any) -> None:
     raise ConfigurationError(f"The vLLM option {name!r} is {value!r}; {right}.")
 
 
+def _can_be_kept(value: Any) -> bool:
+    """Whether it comes back from a stored job as it was: of NaN that would make null."""
+    try:
+        json.dumps(value, allow_nan=False, skipkeys=True, default=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _unknown_option(name: str) -> ConfigurationError:
     known = sorted(KNOWN_OPTIONS)
     nearest = get_close_matches(name, known, n=1)
@@ -153,6 +194,22 @@ def _unknown_option(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"The vLLM option {name!r} is not known{meant}; those that are: {', '.join(known)}."
     )
+
+
+def check_closed_options(options: Mapping[str, Any]) -> None:
+    """Checks the options of which vLLM takes certain values only.
+
+    Not with the others: a stored job that has a wrong one must still be read, to be cancelled.
+
+    Raises:
+        ConfigurationError: one has another value; names those that there are, the nearest first.
+    """
+    for name, values in CLOSED_OPTIONS.items():
+        if name in options and options[name] not in values:
+            known = list(map(str, values))
+            nearest = get_close_matches(str(options[name]), known)
+            told = ", ".join(dict.fromkeys([*nearest, *known]))
+            raise ConfigurationError(f"The vLLM option {name!r} is {options[name]!r}; give one of {told}.")
 
 
 def check_options_on_cpu(options: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from blend_core.engines.vllm.admission_queue import AdmissionQueue
 from blend_core.engines.vllm.engine import VllmEngine
 from blend_core.engines.vllm.installed import SUPPORTED_SERIES, installed_vllm
 from blend_core.engines.vllm.model_fit import check_model_fit
-from blend_core.engines.vllm.passed_options import DTYPES, PASSED_OPTIONS
+from blend_core.engines.vllm.passed_options import CLOSED_OPTIONS, LORA_RANKS, PASSED_OPTIONS
 from blend_core.engines.vllm.scheduler_view import SEQ_ARGUMENT
 from blend_core.errors import ConfigurationError
 from blend_core.request import SamplingParams
@@ -52,10 +52,19 @@ def test_every_option_that_passes_through_is_known_to_vllm() -> None:
     assert PASSED_OPTIONS.keys() <= EngineArgs.__dataclass_fields__.keys()
 
 
-def test_element_types_have_the_names_that_vllm_takes() -> None:
+def test_options_that_are_closed_have_vllms_values() -> None:
+    from vllm.config.cache import CacheDType
+    from vllm.config.lora import LoRADType, MaxLoRARanks
     from vllm.config.model import ModelDType
+    from vllm.config.vllm import OptimizationLevel
 
-    assert sorted(DTYPES) == sorted(get_args(ModelDType))
+    assert {name: set(values) for name, values in CLOSED_OPTIONS.items()} == {
+        "dtype": set(get_args(ModelDType)),
+        "kv_cache_dtype": set(get_args(CacheDType)),
+        "lora_dtype": set(get_args(LoRADType)),
+        "optimization_level": {level.value for level in OptimizationLevel},
+    }
+    assert get_args(MaxLoRARanks) == LORA_RANKS
 
 
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}

@@ -220,8 +220,10 @@ def errored(context: JobContext) -> list[int]:
 
 
 def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
-    context: JobContext, shared: SharedPlan, recorder: Recorder
+    context: JobContext, shared: SharedPlan, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(context.progress, "note", notes.append)
     deadly = shared.requests_of(0)[3]
     engine: Any = DyingEngine(shared, {deadly})
 
@@ -231,6 +233,10 @@ def test_a_request_is_set_aside_when_the_rank_s_own_engines_answered_others(
     assert errored(context) == [deadly]
     deaths = engine_deaths(context.wiring.database, context.job_id)
     assert [death.reason for death in deaths] == ["Rank 0: It died."] * 2
+    assert notes[0] == (
+        "Rank 0: It died. Starting it again in 0 s (death 1 in a row); 1 request in flight will run apart "
+        "from the others."
+    )
 
 
 class BatchEngine(DyingEngine):

@@ -53,7 +53,8 @@ def test_a_value_that_no_vllm_takes_is_refused_for_any_device(
 ) -> None:
     for option, reason in (
         ("max_model_len: 0", "'max_model_len' is 0; give a number of tokens from 1"),
-        ("dtype: float99", "'dtype' is 'float99'; give one of auto, bfloat16, "),
+        ("kv_cache_dtype: fp9", "'kv_cache_dtype' is 'fp9'; give one of fp8, "),
+        ("dtype: float99", "'dtype' is 'float99'; give one of float, float32, "),
     ):
         ran = blend("plan", job_file(tmp_path, option), "--device", "h100")
         assert (ran.status, ran.stdout) == (2, "")

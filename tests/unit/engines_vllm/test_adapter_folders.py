@@ -36,7 +36,10 @@ def test_what_is_an_adapter_is_let_through(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_told_with_its_adapter(tmp_path: Path) -> None:
     told = refusal({"lora_adapters": {"support": str(tmp_path / "gone")}})
-    assert told.startswith(f"The LoRA adapter 'support' cannot be used: {tmp_path / 'gone'} is no folder")
+    assert told == (
+        f"The LoRA adapter 'support' cannot be used: {tmp_path / 'gone'} is no folder of this machine; put "
+        "it there, or name another in `lora_adapters` (a job that was submitted keeps its own)."
+    )
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-that-name/support", f"/{'a' * 5000}", "/a\0b"])

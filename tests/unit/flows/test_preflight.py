@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blend_core.engines.vllm.installed import InstalledVllm
-from blend_core.engines.vllm.passed_options import DTYPES
+from blend_core.engines.vllm.passed_options import CLOSED_OPTIONS
 from blend_core.errors import ConfigurationError
 from flows.ingest.parse import ParseOptions
 from flows.job_spec import BatchJobSpec, parse_job
@@ -167,6 +167,14 @@ def test_a_context_longer_than_the_models_is_refused(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        (
+            {"dtype": "float99"},
+            "'dtype' is 'float99'; give one of float, float32, float16, auto, bfloat16, half",
+        ),
+        ({"kv_cache_dtype": "FP8"}, "'kv_cache_dtype' is 'FP8'; give one of auto, bfloat16, "),
+        ({"kv_cache_dtype": "fp8_e4m2"}, "'kv_cache_dtype' is 'fp8_e4m2'; give one of fp8_e[45]m[23], "),
+        ({"lora_dtype": "float32"}, "'lora_dtype' is 'float32'; give one of float16, bfloat16, auto"),
+        ({"optimization_level": 4}, "'optimization_level' is 4; give one of 0, 1, 2, 3"),
         ({"tensor_parallel_size": 3}, r"'tensor_parallel_size' is 3, and .* has 4 attention heads"),
         ({"kv_cache_memory_bytes": 8}, "no room for a block of 32 .*; raise the vLLM option `kv_cache_mem"),
     ],
@@ -182,15 +190,24 @@ def test_options_that_do_not_fit_the_model_are_refused(
         check_engine(wiring, BatchJobSpec.model_validate(asked))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_element_type_of_vllms_is_let_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+@pytest.mark.parametrize(
+    ("option", "value"), [(option, value) for option, values in CLOSED_OPTIONS.items() for value in values]
+)
+def test_every_value_of_vllms_is_let_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str | int
 ) -> None:
     monkeypatch.setattr("flows.serving.installed_vllm", lambda: InstalledVllm("0.32.0", "cpu"))
     model = make_tiny_llama(tmp_path / "tiny")
     wiring = Wiring.from_settings(Settings(home=tmp_path), Endpoints("postgresql://127.0.0.1:9/none"))
-    asked = {"s3": ["s3://b/k"], "model": str(model), "options": {"engine": "vllm", "vllm": {"dtype": dtype}}}
+    options = {"engine": "vllm", "vllm": {option: value}}
+    asked = {"s3": ["s3://b/k"], "model": str(model), "options": options}
     check_engine(wiring, BatchJobSpec.model_validate(asked))
+
+
+def test_a_stored_job_with_a_value_that_vllm_does_not_know_is_read() -> None:
+    """It could not be cancelled otherwise."""
+    asked = {"s3": ["s3://b/k"], "model": "m", "options": {"vllm": {"kv_cache_dtype": "fp9"}}}
+    assert BatchJobSpec.model_validate(asked).options.vllm == {"kv_cache_dtype": "fp9"}
 
 
 def submitted(tmp_path: Path, machine: EngineSettings | None = None, **options: Any) -> None:
@@ -205,6 +222,7 @@ def submitted(tmp_path: Path, machine: EngineSettings | None = None, **options: 
     [
         ({"max_model_len": 512}, "'max_model_len' is 512, and .* is 256 tokens"),
         ({"tensor_parallel_size": 3}, "'tensor_parallel_size' is 3"),
+        ({"kv_cache_dtype": "fp9"}, "'kv_cache_dtype' is 'fp9'; give one of fp8, "),
         (
             {"lora_adapters": {"support": "/gone/support"}},
             "'support' cannot be used: /gone/support is no folder",

@@ -250,9 +250,32 @@ def test_a_value_that_vllm_can_never_take_is_refused(option: str, value: object,
         JobOptions.model_validate({"vllm": {option: value}})
 
 
+LOOP: dict[str, object] = {}
+LOOP["rope_parameters"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("hf_overrides", {"rope_parameters": {"factor": float("nan")}}),
+        ("compilation_config", {"compile_sizes": [1, float("inf")]}),
+        ("structured_outputs_config", {"backend": float("-inf")}),
+        ("cudagraph_capture_sizes", [1, float("nan")]),
+        ("hf_overrides", LOOP),
+    ],
+)
+def test_what_a_stored_job_cannot_keep_of_an_option_is_refused(option: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=f"vLLM option '{option}' has a part that a job cannot keep"):
+        JobOptions.model_validate({"vllm": {option: value}})
+
+
+def test_the_parts_of_an_option_may_be_anything_else() -> None:
+    value = {"rope_parameters": {"factor": 2.5, "rope_type": None}, "sizes": [1, True, "x"]}
+    assert JobOptions.model_validate({"vllm": {"hf_overrides": value}}).vllm == {"hf_overrides": value}
+
+
 def test_a_wrong_vllm_option_is_told_with_its_value_and_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     for options, told in (
-        ({"dtype": "float99"}, "'dtype' is 'float99'; give one of auto, bfloat16, float16, half, "),
         ({"max_model_len": 0}, "'max_model_len' is 0; give a number of tokens from 1, -1 for as many as "),
         ({"max_model_len": -2}, "'max_model_len' is -2; give a number"),
         ({"max_model_len": "lots"}, "'max_model_len' is 'lots'; it must be a whole number"),
