@@ -21,4 +21,5 @@ Importing this package, `options` and `installed` loads no vLLM. The parts, from
     waiting_requests.py             what waits, what of it could start, and what is cached of it
     scheduler_view.py               what queue and scheduler know of one another
     flight.py                       what is in flight, and what a step did
+    cpu_worker.py                   vLLM's worker for CPUs around a fault of its own with seeds
 """

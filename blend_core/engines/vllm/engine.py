@@ -25,6 +25,9 @@ twelve times as many (`RequestWindow`)."""
 _CORE_FAILED: Final = "Engine core initialization failed"
 """What vLLM says of a core that ended while it loaded."""
 
+_CPU_WORKER: Final = "blend_core.engines.vllm.cpu_worker.SeededCPUWorker"
+"""By name alone: vLLM's worker for CPUs alters torch in the process that imports it."""
+
 
 class VllmEngine:
     """An `Engine` whose steps are vLLM's. One run at a time; one in a process, since vLLM reads its
@@ -220,6 +223,9 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
     config.scheduler_config.scheduler_cls = scheduler_class(
         is_async=bool(config.scheduler_config.async_scheduling)
     )
+    # vLLM's newer runner, which needs Triton, has no generators.
+    if options.is_on_cpu and not config.use_v2_model_runner:
+        config.parallel_config.worker_cls = _CPU_WORKER
     llm_engine = LLMEngine(
         vllm_config=config,
         executor_class=Executor.get_class(config),

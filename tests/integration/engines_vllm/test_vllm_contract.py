@@ -1,4 +1,4 @@
-"""What our scheduler rests on in vLLM, assumption by assumption: a new vLLM fails here by name.
+"""What our scheduler and worker rest on in vLLM, assumption by assumption: a new vLLM fails here by name.
 
 The parts are not public, so each is looked at in the vLLM that is installed.
 """
@@ -198,6 +198,59 @@ def test_a_request_whose_token_is_on_its_way_is_left_out_as_the_step_budget_reck
         "+ request.num_output_placeholders\n                - request.num_computed_tokens",
     ):
         assert text in source, text
+
+
+def test_generators_of_cpus_cannot_be_wound_back_as_vllm_does() -> None:
+    """Where this fails, vLLM may no longer die of a request with a seed: our worker for CPUs can then go."""
+    import torch
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert "gen.set_offset(gen.get_offset() - 4)" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
+    with pytest.raises(RuntimeError, match="does not use offset"):
+        torch.Generator("cpu").get_offset()
+
+
+def test_our_worker_is_vllms_for_cpus_with_sample_tokens_overridden(scheduler: Any) -> None:
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.worker.cpu_worker import CPUWorker
+
+    from blend_core.engines.vllm.cpu_worker import SeededCPUWorker
+
+    assert resolve_obj_by_qualname(scheduler.parallel_config.worker_cls) is SeededCPUWorker
+    taken = 'parallel_config.worker_cls = "vllm.v1.worker.cpu_worker.CPUWorker"'
+    assert taken in inspect.getsource(CpuPlatform.check_and_update_config)
+    assert SeededCPUWorker.__bases__ == (CPUWorker,)
+    own = {name for name, value in vars(SeededCPUWorker).items() if inspect.isfunction(value)}
+    assert own == {"sample_tokens"}
+    assert parameters(SeededCPUWorker.sample_tokens) == parameters(CPUWorker.sample_tokens)
+
+
+def test_a_batch_stays_as_it_is_from_sampling_to_where_generators_are_wound_back() -> None:
+    """Both are in `sample_tokens`; who is in which row, and whose token is thrown away, is set before."""
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    assert "return self.model_runner.sample_tokens(grammar_output)" in inspect.getsource(
+        CPUWorker.sample_tokens
+    )
+    sampling = inspect.getsource(GPUModelRunner.sample_tokens)
+    assert_in_order(sampling, "self._sample(", "self._bookkeeping_sync(")
+    computing = inspect.getsource(GPUModelRunner.execute_model)
+    assert_in_order(computing, "self._update_states(", "self._prepare_inputs(")
+    assert "self.discard_request_mask.np[:num_reqs] =" in inspect.getsource(GPUModelRunner._prepare_inputs)
+    assert "_sample(" not in computing
+    for text in ("_update_states(", "_prepare_inputs(", "condense(", "swap_states(", "remove_request("):
+        assert text not in sampling, text
+
+
+def test_the_sampler_draws_from_the_batchs_own_generators(engine: VllmEngine) -> None:
+    """Not from a copy: what is taken out of the one is not in the other."""
+    core = engine._opened.core._llm_engine.engine_core.engine_core
+    runner = core.model_executor.driver_worker.worker.model_runner
+    assert runner.input_batch.sampling_metadata.generators is runner.input_batch.generators
+    assert runner.input_batch._make_sampling_metadata().generators is runner.input_batch.generators
+    assert runner.discard_request_mask.np.shape == (runner.max_num_reqs,)
 
 
 def test_schedule_asks_bool_then_peeks_then_pops() -> None:
