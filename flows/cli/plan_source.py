@@ -8,12 +8,11 @@ from blend_core.errors import ConfigurationError
 from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
-from blend_core.tokenizing import Tokenizer
 from flows.cli.output import tell
 from flows.cli.services import connected
 from flows.cli.source_items import source_items
 from flows.dry_run.lines import checked_items
-from flows.dry_run.model import find_model, model_folder
+from flows.dry_run.model import find_model, load_tokenizer, model_folder
 from flows.dry_run.requests import cut_to, read_requests, rows_within
 from flows.ingest.parse import ParseOptions
 from flows.job_parts import JobOptions, Policy
@@ -104,7 +103,8 @@ def _read_request_file(
     """Reads a request file, local or in S3."""
     name, defaults = options.model or DEFAULT_MODEL, JobOptions()
     serving = Serving.to_plan(settings.engine, defaults, is_device_here=options.is_device_here)
-    model, tokenizer = _served_model(settings, serving, name, options)
+    model = _served_model(settings, serving, name, options)
+    tokenizer = None if options.quick else load_tokenizer(settings, name, tell)
     max_tokens = options.default_max_tokens or defaults.default_max_tokens
     lines = checked_items(source_items(source, ParseOptions(name, default_max_tokens=max_tokens)))
     found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
@@ -131,13 +131,15 @@ def _read_job_file(
     spec = load_job_file(Path(source))
     name = options.model or spec.model
     serving = Serving.to_plan(settings.engine, spec.options, is_device_here=options.is_device_here)
-    model, tokenizer = _served_model(settings, serving, name, options)
+    model = _served_model(settings, serving, name, options)
     parsing = ParseOptions(
         spec.model,
         strict_model=spec.options.strict_model,
         default_max_tokens=options.default_max_tokens or spec.options.default_max_tokens,
     )
     with connected(settings) as wiring:
+        # Only now: it takes seconds, in vain where the services do not run.
+        tokenizer = None if options.quick else load_tokenizer(settings, name, tell)
         lines = job_file_lines(wiring, spec, parsing)
         found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
         priors = priors_of_templates(wiring.database, name, found.templates, tell)
@@ -163,7 +165,7 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
         job = known_job(wiring, job_id, options.model)
     name = options.model or job.spec.model
     serving = Serving.to_plan(settings.engine, job.spec.options, is_device_here=options.is_device_here)
-    model, _ = _served_model(settings, serving, name, replace(options, quick=True))
+    model = _served_model(settings, serving, name, options)
     # Of the job's own model all are; another may be shorter.
     rows = rows_within(job.arrays, model.max_model_len)
     return PlanInput(
@@ -180,10 +182,8 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
     )
 
 
-def _served_model(
-    settings: Settings, serving: Serving, name: str, options: PlanOptions
-) -> tuple[ModelSpec, Tokenizer | None]:
-    """The model with the context that it would be served with, and its tokenizer unless `quick`.
+def _served_model(settings: Settings, serving: Serving, name: str, options: PlanOptions) -> ModelSpec:
+    """The model with the context that it would be served with.
 
     Raises:
         ConfigurationError: there is no such model, or this machine's vLLM would not serve it so.
@@ -192,8 +192,8 @@ def _served_model(
     if options.is_device_here and folder is not None:
         is_any_length_taken = settings.is_any_context_length_taken
         serving.check_options(folder, name, is_any_length_taken=is_any_length_taken)
-    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
+    model = find_model(settings, name)
     if serving.is_vllm and folder is not None:
         # In the element type of the job's own options, which says how many tokens KV holds.
         model = serving.model_spec(folder, model.name)
-    return replace(model, max_model_len=serving.max_model_len(model)), tokenizer
+    return replace(model, max_model_len=serving.max_model_len(model))

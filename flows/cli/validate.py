@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from blend_core.wording import count_text
-from flows.cli.output import Json, print_json, print_line
+from flows.cli.output import Json, print_json, print_line, tell
 
 Source = Annotated[
     str,
@@ -54,7 +54,7 @@ def validate(
     from flows.settings import load_settings
 
     options = ParseOptions(model or "", strict_model=model is not None)
-    found = None if model is None else find_tokenizer(load_settings(), model)
+    found = None if model is None else find_tokenizer(load_settings(), model, tell)
     lines = checked_items(source_items(source, options))
     if found is not None:
         lines = tokenised_items(lines, found.tokenizer, found.max_model_len)
