@@ -107,7 +107,7 @@ def run(
     from flows.preflight import check_job
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
-    from flows.stopping import StopReason, stop_at_signals
+    from flows.stopping import StopReason, stop_at_signals, told_when_stopped
     from storage.jobs import get_job
 
     ids = {} if job_id is None else {"job_id": job_id}
@@ -121,9 +121,15 @@ def run(
         try:
             ended_before = _told_end(get_job(wiring.database, job_id))
             reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
+
+            def told(why: StopReason) -> None:
+                is_cancelled = why is StopReason.CANCELLED
+                progress.note(_stop_text(ids["job_id"], on_sigterm, is_cancelled=is_cancelled))
+
             with (
                 shown_progress(sys.stderr, time.monotonic) as progress,
                 stop_at_signals(reason, ends_process=True) as stop,
+                told_when_stopped(stop, told),
             ):
                 outcome = run_job(wiring, job_id, progress, stop)
         except Exception:
@@ -200,6 +206,16 @@ def submit(
     else:
         print_line(f"Submitted job {submitted.job_id}")
         print_line(f"Follow it with `blend status {submitted.job_id}` or at {link}")
+
+
+def _stop_text(job_id: str, on_sigterm: OnSigterm, *, is_cancelled: bool) -> str:
+    """What the first signal does to the job."""
+    if is_cancelled:
+        kept = "" if on_sigterm is OnSigterm.CANCEL else " SIGTERM would have left it to be continued."
+        what = f"Cancelling job {job_id}: what has finished is exported, the rest is not run.{kept}"
+    else:
+        what = f"Stopping the run of job {job_id}, which is left to be continued."
+    return f"{what} A second signal ends everything at once."
 
 
 def _told_end(job: "Job") -> bool:
