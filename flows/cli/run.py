@@ -183,7 +183,7 @@ def submit(
     from flows.cli.stack import prefect_ui_url
     from flows.deployments import resubmit_job, submit_job
     from flows.preflight import check_submitted
-    from storage.jobs import get_job
+    from storage.jobs import get_job, job_of_key
 
     with connected() as wiring:
         if spec is not None and wiring.settings.prefect_api_url is None:
@@ -195,16 +195,28 @@ def submit(
                 raise ConfigurationError(
                     f"{_ended_before(job)} and has nothing left to run; submit a new job.", job_id=job_id
                 )
+            is_new = False
             submitted = resubmit_job(wiring, job_id)
         else:
             assert spec is not None
+            is_new = idempotency_key is None or job_of_key(wiring.database, idempotency_key) is None
             submitted = submit_job(wiring, spec, idempotency_key, logical_date=day)
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     link = f"{ui_url}/runs/flow-run/{submitted.flow_run_id}"
     if json:
-        print_json({"job_id": submitted.job_id, "flow_run_id": submitted.flow_run_id, "url": link})
+        print_json(
+            {
+                "job_id": submitted.job_id,
+                "flow_run_id": submitted.flow_run_id,
+                "url": link,
+                "is_new": is_new,
+            }
+        )
     else:
-        print_line(f"Submitted job {submitted.job_id}")
+        if is_new or idempotency_key is None:
+            print_line(f"Submitted job {submitted.job_id}")
+        else:
+            print_line(f"Job {submitted.job_id} was there already, made with this idempotency key.")
         print_line(f"Follow it with `blend status {submitted.job_id}` or at {link}")
 
 
