@@ -99,7 +99,7 @@ def _status_of_all(*, json: bool) -> None:
         print_line("No job yet; try `blend demo`.")
     else:
         print_table(
-            ("job", "name", "day", "status", "created", "done", "errored", "total"),
+            ("job", "name", "day", "status", "created", "succeeded", "errored", "total"),
             [
                 (
                     job.job_id,
