@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blend_core.errors import ConfigurationError, RequestError, RequestErrorCode
+from blend_core.tokenizer_folder import load_tokenizer
 
 TokenIds = npt.NDArray[np.int32]
 Message = Mapping[str, Any]
@@ -40,10 +41,8 @@ class Tokenizer:
         """
         # The library warns on every later fork unless the choice is made explicitly; this is its own default.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-        from transformers import AutoTokenizer
-
         try:
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+            tokenizer = load_tokenizer(folder)
         except Exception as error:
             raise ConfigurationError(
                 f"The tokenizer in {folder} cannot be loaded ({type(error).__name__}); "

@@ -24,6 +24,7 @@ from flows.job_parts import (
     WriteBack,
 )
 
+JOB_FILE_SUFFIXES = (".yaml", ".yml")
 MAX_JOB_FILE_BYTES = 1 << 20
 UNNAMED = "batch"
 

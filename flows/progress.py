@@ -163,7 +163,9 @@ class LineProgress:
     def _print(self, line: str) -> None:
         # Who read the lines has gone, or the disk that takes them is full: no reason to end the job.
         with suppress(OSError):
-            print(line, file=self._stream, flush=True)
+            # In one piece: threads write notes, too.
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
 
 
 @dataclass(slots=True)

@@ -105,6 +105,7 @@ class JobReport:
         table_uri: exported table of all requests; None where there is none.
         write_back_error: why not every result is in the user's table; None where all are, or none was asked.
         engine_deaths: when and why engines of the job died, over all its runs, in order of time.
+        took_s: seconds from its submission to its end; None before its end.
     """
 
     job_id: str
@@ -127,6 +128,7 @@ class JobReport:
     table_uri: str | None = None
     write_back_error: str | None = None
     engine_deaths: tuple[EngineDeath, ...] = ()
+    took_s: float | None = None
 
     @property
     def density(self) -> float | None:
@@ -164,6 +166,7 @@ class JobReport:
             "num_output_tokens": self.metrics.num_output_tokens,
             "num_batches": self.metrics.num_batches,
             "busy_s": self.metrics.busy_s,
+            "took_s": self.took_s,
             "tokens_per_s": self.metrics.tokens_per_s,
             "output_tokens_per_s": self.metrics.output_tokens_per_s,
             "num_preempted": self.metrics.num_preempted,
@@ -226,6 +229,7 @@ def build_report(
         table_uri=job.table_uri,
         write_back_error=job.write_back_error,
         engine_deaths=tuple(engine_deaths(database, job_id)),
+        took_s=None if job.finished_at is None else (job.finished_at - job.created_at).total_seconds(),
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blend_core.errors import ConfigurationError
+from blend_core.wording import duration_text
 from flows.report import BatchDensity, JobReport, merged
 from flows.stages.plan import GENERIC_PROFILE
 from flows.tables import cell_text, markdown_table, percent_text, text_table
@@ -87,6 +88,7 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
             f"{cell_text(metrics.tokens_per_s)} tokens/s, {cell_text(metrics.output_tokens_per_s)} output "
             f"tokens/s over {metrics.busy_s:.1f} s in {metrics.num_batches:,} batches",
         ),
+        *_time_rows(report),
         (
             "prefix sharing",
             f"planned {percent_text(report.planned_sharing)}, "
@@ -102,6 +104,13 @@ def summary_rows(report: JobReport) -> list[tuple[str, str]]:
         if report.device == GENERIC_PROFILE:
             rows.append(("", "`cpu` is a generic profile; `blend profile` measures this machine"))
     return rows
+
+
+def _time_rows(report: JobReport) -> list[tuple[str, str]]:
+    if report.took_s is None:
+        return []
+    at_work = f"; the engine worked in {report.metrics.busy_s:.1f} s of it" if report.metrics.busy_s else ""
+    return [("time", f"{duration_text(report.took_s)} from submission to end{at_work}")]
 
 
 def _write_back_rows(report: JobReport) -> list[tuple[str, str]]:

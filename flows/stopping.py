@@ -77,6 +77,29 @@ def thread_end_s(error: BaseException | None) -> float | None:
 
 
 @contextmanager
+def told_when_stopped(stop: StopSignal, tell: Callable[[StopReason], None]) -> Iterator[None]:
+    """Calls `tell` with the reason, from a thread, as soon as a stop is asked for within the block.
+
+    A signal handler may set a `StopSignal` and must not print: it may have broken into a print.
+    """
+    over = StopSignal(stop)
+
+    def wait() -> None:
+        over.wait(threading.TIMEOUT_MAX)
+        if stop.reason is not None:
+            tell(stop.reason)
+
+    thread = threading.Thread(target=wait, name="stop-told", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        # Wakes the thread where nothing else did.
+        over.request(StopReason.LOST)
+        thread.join(2.0)
+
+
+@contextmanager
 def stop_at_signals(
     on_sigterm: StopReason = StopReason.INTERRUPTED, *, ends_process: bool = False
 ) -> Iterator[StopSignal]:

@@ -103,9 +103,21 @@ def create_job(
     with db.connect() as connection:
         job_id = connection.execute(statement).scalar_one_or_none()
         if job_id is None:
-            same_key = sa.select(batch_job.c.job_id).where(batch_job.c.idempotency_key == idempotency_key)
-            job_id = connection.execute(same_key).scalar_one()
+            job_id = connection.execute(_of_key(idempotency_key)).scalar_one()
     return str(job_id)
+
+
+def job_of_key(db: Database, idempotency_key: str) -> str | None:
+    """Id of the job that was made with this key, or None, as for a key that the database cannot hold."""
+    if unstorable_text(idempotency_key, "idempotency key") is not None:
+        return None
+    with db.connect() as connection:
+        job_id = connection.execute(_of_key(idempotency_key)).scalar_one_or_none()
+    return None if job_id is None else str(job_id)
+
+
+def _of_key(idempotency_key: str | None) -> sa.Select[tuple[str]]:
+    return sa.select(batch_job.c.job_id).where(batch_job.c.idempotency_key == idempotency_key)
 
 
 def get_job(db: Database, job_id: str) -> Job:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import sqlalchemy as sa
 
@@ -145,6 +146,10 @@ def heartbeat(db: Database, the_run: Run, *, lease_s: float) -> JobNow:
     if row is None:
         raise stale_run(the_run)
     return JobNow(JobStatus(row[0]), row[1])
+
+
+WAITS_FOR: Final = "waits_for"
+"""Of a run's details: the sentence that says what it waits for; empty when it waits no longer."""
 
 
 def set_run_details(db: Database, the_run: Run, details: dict[str, str]) -> None:

@@ -10,6 +10,9 @@ from flows.cli import bench_studies
 from flows.cli.output import Json, print_json, print_line, print_table, tell
 from flows.numbers import MAX_SEED
 
+DEFAULT_ROUNDS = 7
+"""Of `--versus`."""
+
 MAX_NUM_PLANNED = 10_000_000
 """More would take more memory than machines have."""
 
@@ -49,7 +52,8 @@ def engine(
         typer.Option(
             "--rounds",
             min=1,
-            help="With --engine vllm: every way runs once in each, some 10 minutes a round. Default: 7.",
+            help="With --engine vllm: every way runs once in each, some 8 minutes a round. "
+            f"Default: {DEFAULT_ROUNDS}.",
         ),
     ] = None,
     json: Json = False,
@@ -62,8 +66,8 @@ def engine(
     settings are the same for every policy. Needs no services.
 
     With --engine vllm the same file goes through `vllm run-batch`, too, with scarce KV and with ample, in
-    rounds that take turns, each run in a process of its own: ten of them a round. The seven rounds of the
-    default took 61 minutes on two cores; --rounds 1 tells the order of the ways, and no ranges.
+    rounds that take turns, each run in a process of its own: ten of them a round. All rounds of the
+    default took 58 minutes on two cores; --rounds 1 tells the order of the ways, and no ranges.
 
     \b
     Example:
@@ -71,7 +75,7 @@ def engine(
       blend bench engine --engine vllm --versus run-batch
     """
     if name == "vllm":
-        _versus(model, num_requests, num_rounds or 7, json=json)
+        _versus(model, num_requests, num_rounds or DEFAULT_ROUNDS, json=json)
         return
     for option, value in (("--versus", versus), ("--rounds", num_rounds)):
         if value is not None:

@@ -58,10 +58,7 @@ def _print(wiring: "Wiring", outcome: "DemoOutcome", database_url: str) -> None:
     print_line("")
     print_line(report_text(outcome.report))
     print_line("")
-    print_line(
-        f"{outcome.num_s3:,} requests came from S3 and {outcome.num_postgres:,} from Postgres; "
-        f"the job took {outcome.duration_s:.0f} s."
-    )
+    print_line(f"{outcome.num_s3:,} requests came from S3 and {outcome.num_postgres:,} from Postgres.")
     for question, query in DEMO_QUERIES:
         shown = query.strip().replace("%(job_id)s", f"'{job_id}'")
         print_line(f"\n-- {question}\n{shown}\n")

@@ -64,6 +64,18 @@ def stopped_lines(job_id: str, run_error: str | None, *, was_told_to_end: bool) 
     return (told, f"Nothing runs it; once that is mended, {again}")
 
 
+def unbegun_line() -> str:
+    """That a job waits to be begun."""
+    return "No run has begun it yet; of submitted jobs one runs at a time, in the order of their submission."
+
+
+def waiting_line(live: "LiveRun") -> str | None:
+    """What the run of a job waits for; None where it does not wait."""
+    from storage.runs import WAITS_FOR
+
+    return live.details.get(WAITS_FOR) or None
+
+
 def holder_json(live: "LiveRun") -> dict[str, Any]:
     """Who runs a job, for `--json`."""
     from flows.lease_holder import holder_text, is_gone
@@ -74,6 +86,7 @@ def holder_json(live: "LiveRun") -> dict[str, Any]:
         "since": live.started_at.isoformat(),
         "heartbeat_age_s": round(live.heartbeat_age_s, 1),
         "is_gone": is_gone(live.details) or live.lease_left_s <= 0,
+        "waits_for": waiting_line(live),
     }
 
 

@@ -110,7 +110,8 @@ def plan(
     import time
 
     from blend_core.specs import load_device_profile
-    from flows.cli.plan_source import PlanOptions, read_input
+    from flows.cli.job_file import ReadOptions
+    from flows.cli.plan_source import read_input
     from flows.cli.plan_workload import workload_of
     from flows.dry_run.deadline import seconds_of
     from flows.dry_run.forecast import forecast
@@ -121,7 +122,7 @@ def plan(
     deadline_s = None if deadline is None else seconds_of(deadline)
     profile = load_device_profile(device or settings.engine.device_profile)
     note = _notes(time.monotonic)
-    options = PlanOptions(model, max_tokens, is_device_here=device is None, quick=quick)
+    options = ReadOptions(model, max_tokens, is_device_here=device is None, quick=quick)
     asked = read_input(settings, source, job_id, options, note)
     workload = workload_of(
         asked,

@@ -1,45 +1,26 @@
 """What `blend plan` is asked to plan: a request file, a job file, or a job."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 from blend_core.errors import ConfigurationError
 from blend_core.length_priors import LengthPriors, no_priors
 from blend_core.request import RequestArrays
 from blend_core.specs import ModelSpec
-from blend_core.tokenizing import Tokenizer
+from flows.cli.job_file import ReadOptions, opened_job_file, served_model
 from flows.cli.output import tell
 from flows.cli.services import connected
 from flows.cli.source_items import source_items
 from flows.dry_run.lines import checked_items
-from flows.dry_run.model import find_model, model_folder
+from flows.dry_run.model import load_tokenizer
 from flows.dry_run.requests import cut_to, read_requests, rows_within
 from flows.ingest.parse import ParseOptions
 from flows.job_parts import JobOptions, Policy
-from flows.job_spec import load_job_file
+from flows.job_spec import JOB_FILE_SUFFIXES
 from flows.serving import Serving
 from flows.settings import Settings
 
 DEFAULT_MODEL = "smollm2-135m"
-JOB_FILE_SUFFIXES = (".yaml", ".yml")
-
-
-@dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """What options say about reading; None leaves it to the job, or to the default.
-
-    Attributes:
-        model: name of the model, a folder or a preset.
-        default_max_tokens: longest answer of a request that does not say.
-        is_device_here: plan for this machine's device.
-        quick: do not tokenise.
-    """
-
-    model: str | None
-    default_max_tokens: int | None
-    is_device_here: bool
-    quick: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +56,7 @@ def read_input(
     settings: Settings,
     source: str | None,
     job_id: str | None,
-    options: PlanOptions,
+    options: ReadOptions,
     on_progress: Callable[[str], None],
 ) -> PlanInput:
     """Reads what is named: a source, or a job.
@@ -99,12 +80,13 @@ def read_input(
 
 
 def _read_request_file(
-    settings: Settings, source: str, options: PlanOptions, on_lines: Callable[[int], None]
+    settings: Settings, source: str, options: ReadOptions, on_lines: Callable[[int], None]
 ) -> PlanInput:
     """Reads a request file, local or in S3."""
     name, defaults = options.model or DEFAULT_MODEL, JobOptions()
     serving = Serving.to_plan(settings.engine, defaults, is_device_here=options.is_device_here)
-    model, tokenizer = _served_model(settings, serving, name, options)
+    model = served_model(settings, serving, name, options)
+    tokenizer = None if options.quick else load_tokenizer(settings, name, tell)
     max_tokens = options.default_max_tokens or defaults.default_max_tokens
     lines = checked_items(source_items(source, ParseOptions(name, default_max_tokens=max_tokens)))
     found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
@@ -123,39 +105,30 @@ def _read_request_file(
 
 
 def _read_job_file(
-    settings: Settings, source: str, options: PlanOptions, on_lines: Callable[[int], None]
+    settings: Settings, source: str, options: ReadOptions, on_lines: Callable[[int], None]
 ) -> PlanInput:
     """Reads the sources of a job file, and what earlier nights tell of its prompt templates."""
-    from flows.dry_run.job_source import job_file_lines, priors_of_templates
+    from flows.dry_run.job_source import priors_of_templates
 
-    spec = load_job_file(Path(source))
-    name = options.model or spec.model
-    serving = Serving.to_plan(settings.engine, spec.options, is_device_here=options.is_device_here)
-    model, tokenizer = _served_model(settings, serving, name, options)
-    parsing = ParseOptions(
-        spec.model,
-        strict_model=spec.options.strict_model,
-        default_max_tokens=options.default_max_tokens or spec.options.default_max_tokens,
-    )
-    with connected(settings) as wiring:
-        lines = job_file_lines(wiring, spec, parsing)
-        found = read_requests(lines, tokenizer, model.max_model_len, on_lines)
-        priors = priors_of_templates(wiring.database, name, found.templates, tell)
+    with opened_job_file(settings, source, options, tell) as job:
+        found = read_requests(job.lines, job.tokenizer, job.model.max_model_len, on_lines)
+        name = options.model or job.spec.model
+        priors = priors_of_templates(job.wiring.database, name, found.templates, tell)
     return PlanInput(
         source=source,
         requests=found.arrays,
         num_bad=found.num_bad,
         bad_by_code=found.bad_lines,
-        counted_with_tokenizer=tokenizer is not None,
-        model=model,
-        serving=serving,
-        policy=spec.options.policy,
+        counted_with_tokenizer=job.tokenizer is not None,
+        model=job.model,
+        serving=job.serving,
+        policy=job.spec.options.policy,
         recorded={},
         priors=priors,
     )
 
 
-def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInput:
+def _read_job(settings: Settings, job_id: str, options: ReadOptions) -> PlanInput:
     """Reads the requests of a job, as they were tokenised for it, and the lengths of its answers."""
     from flows.dry_run.job_source import known_job
 
@@ -163,7 +136,7 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
         job = known_job(wiring, job_id, options.model)
     name = options.model or job.spec.model
     serving = Serving.to_plan(settings.engine, job.spec.options, is_device_here=options.is_device_here)
-    model, _ = _served_model(settings, serving, name, replace(options, quick=True))
+    model = served_model(settings, serving, name, options)
     # Of the job's own model all are; another may be shorter.
     rows = rows_within(job.arrays, model.max_model_len)
     return PlanInput(
@@ -178,22 +151,3 @@ def _read_job(settings: Settings, job_id: str, options: PlanOptions) -> PlanInpu
         recorded=job.recorded,
         priors=job.priors.take(rows),
     )
-
-
-def _served_model(
-    settings: Settings, serving: Serving, name: str, options: PlanOptions
-) -> tuple[ModelSpec, Tokenizer | None]:
-    """The model with the context that it would be served with, and its tokenizer unless `quick`.
-
-    Raises:
-        ConfigurationError: there is no such model, or this machine's vLLM would not serve it so.
-    """
-    folder = model_folder(settings, name)
-    if options.is_device_here and folder is not None:
-        is_any_length_taken = settings.is_any_context_length_taken
-        serving.check_options(folder, name, is_any_length_taken=is_any_length_taken)
-    model, tokenizer = find_model(settings, name, with_tokenizer=not options.quick)
-    if serving.is_vllm and folder is not None:
-        # In the element type of the job's own options, which says how many tokens KV holds.
-        model = serving.model_spec(folder, model.name)
-    return replace(model, max_model_len=serving.max_model_len(model)), tokenizer

@@ -107,7 +107,7 @@ def run(
     from flows.preflight import check_job
     from flows.progress import shown_progress
     from flows.running import create_job, run_job
-    from flows.stopping import StopReason, stop_at_signals
+    from flows.stopping import StopReason, stop_at_signals, told_when_stopped
     from storage.jobs import get_job
 
     ids = {} if job_id is None else {"job_id": job_id}
@@ -121,9 +121,15 @@ def run(
         try:
             ended_before = _told_end(get_job(wiring.database, job_id))
             reason = StopReason.CANCELLED if on_sigterm is OnSigterm.CANCEL else StopReason.INTERRUPTED
+
+            def told(why: StopReason) -> None:
+                is_cancelled = why is StopReason.CANCELLED
+                progress.note(_stop_text(ids["job_id"], on_sigterm, is_cancelled=is_cancelled))
+
             with (
                 shown_progress(sys.stderr, time.monotonic) as progress,
                 stop_at_signals(reason, ends_process=True) as stop,
+                told_when_stopped(stop, told),
             ):
                 outcome = run_job(wiring, job_id, progress, stop)
         except Exception:
@@ -177,7 +183,7 @@ def submit(
     from flows.cli.stack import prefect_ui_url
     from flows.deployments import resubmit_job, submit_job
     from flows.preflight import check_submitted
-    from storage.jobs import get_job
+    from storage.jobs import get_job, job_of_key
 
     with connected() as wiring:
         if spec is not None and wiring.settings.prefect_api_url is None:
@@ -189,17 +195,39 @@ def submit(
                 raise ConfigurationError(
                     f"{_ended_before(job)} and has nothing left to run; submit a new job.", job_id=job_id
                 )
+            is_new = False
             submitted = resubmit_job(wiring, job_id)
         else:
             assert spec is not None
+            is_new = idempotency_key is None or job_of_key(wiring.database, idempotency_key) is None
             submitted = submit_job(wiring, spec, idempotency_key, logical_date=day)
         ui_url = prefect_ui_url(wiring.endpoints.prefect_api_url)
     link = f"{ui_url}/runs/flow-run/{submitted.flow_run_id}"
     if json:
-        print_json({"job_id": submitted.job_id, "flow_run_id": submitted.flow_run_id, "url": link})
+        print_json(
+            {
+                "job_id": submitted.job_id,
+                "flow_run_id": submitted.flow_run_id,
+                "url": link,
+                "is_new": is_new,
+            }
+        )
     else:
-        print_line(f"Submitted job {submitted.job_id}")
+        if is_new or idempotency_key is None:
+            print_line(f"Submitted job {submitted.job_id}")
+        else:
+            print_line(f"Job {submitted.job_id} was there already, made with this idempotency key.")
         print_line(f"Follow it with `blend status {submitted.job_id}` or at {link}")
+
+
+def _stop_text(job_id: str, on_sigterm: OnSigterm, *, is_cancelled: bool) -> str:
+    """What the first signal does to the job."""
+    if is_cancelled:
+        kept = "" if on_sigterm is OnSigterm.CANCEL else " SIGTERM would have left it to be continued."
+        what = f"Cancelling job {job_id}: what has finished is exported, the rest is not run.{kept}"
+    else:
+        what = f"Stopping the run of job {job_id}, which is left to be continued."
+    return f"{what} A second signal ends everything at once."
 
 
 def _told_end(job: "Job") -> bool:

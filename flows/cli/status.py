@@ -4,7 +4,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.job_standing import deaths_line, holder_json, holder_line, stopped_lines, stopped_list
+from flows.cli.job_standing import (
+    deaths_line,
+    holder_json,
+    holder_line,
+    stopped_lines,
+    stopped_list,
+    unbegun_line,
+    waiting_line,
+)
 from flows.cli.output import Json, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -99,7 +107,7 @@ def _status_of_all(*, json: bool) -> None:
         print_line("No job yet; try `blend demo`.")
     else:
         print_table(
-            ("job", "name", "day", "status", "created", "done", "errored", "total"),
+            ("job", "name", "day", "status", "created", "succeeded", "errored", "total"),
             [
                 (
                     job.job_id,
@@ -203,6 +211,11 @@ def _status_of_one(job_id: str, *, json: bool) -> None:
     )
     if live is not None:
         print_line(holder_line(live))
+        waiting = waiting_line(live)
+        if waiting is not None:
+            print_line(waiting)
+    elif latest is None and not job.status.is_end and not is_stopped:
+        print_line(unbegun_line())
     if metrics.tokens_per_s is not None:
         sharing = "-" if metrics.prefix_sharing is None else f"{metrics.prefix_sharing:.0%}"
         print_line(f"{metrics.tokens_per_s:,.0f} tokens/s, prefix sharing {sharing}")

@@ -100,7 +100,7 @@ def asked_target(model: str | None, device: str | None, tensor_parallel: int | N
     published = study_target()
     spec, profile = published.model, published.device
     if model is not None:
-        spec, _ = find_model(load_settings(), model, with_tokenizer=False)
+        spec = find_model(load_settings(), model)
     if device is not None:
         profile = load_device_profile(device)
     found = target_of(spec, profile, BLOCK_SIZE, tensor_parallel)

@@ -18,6 +18,7 @@ class CheckedLine:
     """A non-blank line or a row as it was found.
 
     Attributes:
+        source_uri: the file, object or query.
         number: line of the file, or row of the table or query, from 1.
         custom_id: where it is valid.
         draft: the request, None for a bad line.
@@ -25,6 +26,7 @@ class CheckedLine:
         reason: one sentence, empty for a good line.
     """
 
+    source_uri: str
     number: int
     custom_id: str | None
     draft: Draft | None
@@ -39,9 +41,11 @@ def checked_items(batches: Iterable[Sequence[SourceItem]]) -> Iterator[CheckedLi
         for item in duplicates.apply(batch):
             if isinstance(item.parsed, RequestError):
                 error = item.parsed
-                yield CheckedLine(item.source_line, item.custom_id, None, error.code, error.message)
+                yield CheckedLine(
+                    item.source_uri, item.source_line, item.custom_id, None, error.code, error.message
+                )
             else:
-                yield CheckedLine(item.source_line, item.custom_id, item.parsed, None, "")
+                yield CheckedLine(item.source_uri, item.source_line, item.custom_id, item.parsed, None, "")
 
 
 def tokenised_items(

@@ -1,5 +1,6 @@
 """A model for a dry run: its sizes, and its tokenizer where its files are here."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,28 +11,38 @@ from blend_core.tokenizing import Tokenizer
 from flows.settings import Settings
 
 
-def find_model(settings: Settings, name: str, *, with_tokenizer: bool) -> tuple[ModelSpec, Tokenizer | None]:
-    """Returns the sizes of a model of the store, a Hugging Face folder or a preset, and its tokenizer.
-
-    A preset has no tokenizer, and neither has a folder without `tokenizer.json`: a dry run needs no more of a
-    folder than its `config.json`.
+def find_model(settings: Settings, name: str) -> ModelSpec:
+    """Returns the sizes of a model of the store, a Hugging Face folder or a preset.
 
     Args:
         settings: where the store is, and in which element type the engine serves.
         name: of the model, or its folder.
-        with_tokenizer: load the tokenizer, which takes seconds.
 
     Raises:
         ConfigurationError: there is no such model, or the formulas do not cover it.
     """
     folder = model_folder(settings, name)
     if folder is None:
-        return model_spec_preset(name), None
+        return model_spec_preset(name)
     is_known = folder != folder_at(name)
     dtype = "bfloat16" if settings.engine.dtype == "auto" else settings.engine.dtype
-    has_tokenizer = with_tokenizer and (folder / "tokenizer.json").is_file()
-    spec = load_model_spec(folder, dtype, name if is_known else None)
-    return spec, Tokenizer(folder) if has_tokenizer else None
+    return load_model_spec(folder, dtype, name if is_known else None)
+
+
+def load_tokenizer(settings: Settings, name: str, tell: Callable[[str], None]) -> Tokenizer | None:
+    """Returns the tokenizer of a model of the store or of a folder; takes seconds, which `tell` hears before.
+
+    A preset has none, and neither has a folder without `tokenizer.json`: a dry run needs no more of a folder
+    than its `config.json`.
+
+    Raises:
+        ConfigurationError: there is no such model, or its tokenizer cannot be loaded.
+    """
+    folder = model_folder(settings, name)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return None
+    tell(f"loading the tokenizer of {name} …")
+    return Tokenizer(folder)
 
 
 def model_folder(settings: Settings, name: str) -> Path | None:
@@ -68,10 +79,11 @@ class ModelTokenizer:
     max_model_len: int
 
 
-def find_tokenizer(settings: Settings, name: str) -> ModelTokenizer | None:
+def find_tokenizer(settings: Settings, name: str, tell: Callable[[str], None]) -> ModelTokenizer | None:
     """Returns what tells whether prompts fit a model of the store or a folder; None where it is not here.
 
-    Any name is a model's: jobs may run it elsewhere, so that not to have it is no error.
+    Any name is a model's: jobs may run it elsewhere, so that not to have it is no error. `tell` hears of what
+    takes seconds.
 
     Raises:
         ConfigurationError: the model is here, and the formulas do not cover it or its files are incomplete.
@@ -79,5 +91,6 @@ def find_tokenizer(settings: Settings, name: str) -> ModelTokenizer | None:
     known = {entry.name for entry in ModelStore(settings.home / "models").list()}
     if name not in known and folder_at(name) is None:
         return None
-    spec, tokenizer = find_model(settings, name, with_tokenizer=True)
+    spec = find_model(settings, name)
+    tokenizer = load_tokenizer(settings, name, tell)
     return None if tokenizer is None else ModelTokenizer(tokenizer, spec.max_model_len)

@@ -21,6 +21,7 @@ from storage.recorder import Recorder
 from storage.request_shards import open_request_shards
 from storage.results import counts, pending_seqs
 from storage.run_rows import next_batch_indexes
+from storage.runs import WAITS_FOR, set_run_details
 from storage.shards import forget_shards
 
 
@@ -77,8 +78,18 @@ def _with_own_options(error: EngineStartError, context: JobContext) -> EngineSta
 
 
 def hold_devices(context: JobContext, devices: Sequence[str], held: ExitStack) -> list[int] | None:
-    """Locks every device, in one order for all runs; the files to hand to engines, None when told to stop."""
+    """Locks every device, in one order for all runs; the files to hand to engines, None when told to stop.
+
+    What it waits for is told, and stands in the run's details as long as it waits.
+    """
     database, files = context.wiring.database, []
+    waits: list[str] = []
+
+    def waiting(sentence: str) -> None:
+        waits.append(sentence)
+        context.progress.note(sentence)
+        set_run_details(database, context.run, {WAITS_FOR: sentence})
+
     names = locked_devices(devices, context.wiring.settings.visible_gpus)
     for device in (f"{os.uname().nodename}:{name}" for name in names):
         lock = device_lock(
@@ -86,16 +97,18 @@ def hold_devices(context: JobContext, devices: Sequence[str], held: ExitStack) -
             device=device,
             job_id=context.job_id,
             stop=context.stop,
-            waiting=context.progress.note,
+            waiting=waiting,
         )
         if not held.enter_context(lock):
             return None
         file = held.enter_context(
-            device_file(database.safe_url, device=device, stop=context.stop, waiting=context.progress.note)
+            device_file(database.safe_url, device=device, stop=context.stop, waiting=waiting)
         )
         if file is None:
             return None
         files.append(file)
+    if waits:
+        set_run_details(database, context.run, {WAITS_FOR: ""})
     return files
 
 

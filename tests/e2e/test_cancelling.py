@@ -143,9 +143,12 @@ def blend_run(
     """`blend run --on-sigterm cancel` of a long job that has its first answers: process, job, engines."""
     job_id = create_job(wiring, make_job(num_chats=600, max_tokens=200))
     command = [sys.executable, "-c", "from flows.cli import main; main()", "run", "--job-id", job_id]
-    with (tmp_path / "out").open("wb") as out:
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "notes").open("wb") as notes:
         process = subprocess.Popen(
-            [*command, "--on-sigterm", "cancel", "--json"], stdout=out, env={**os.environ, **environment}
+            [*command, "--on-sigterm", "cancel", "--json"],
+            stdout=out,
+            stderr=notes,
+            env={**os.environ, **environment},
         )
     try:
         wait_for(lambda: counts(wiring.database, job_id).succeeded >= 10, timeout_s=300)
@@ -162,6 +165,7 @@ def test_sigterm_cancels_the_job_where_that_was_asked_for(
     process.terminate()
 
     assert process.wait(60) == 1
+    assert f"Cancelling job {job_id}: what has finished is exported" in (tmp_path / "notes").read_text()
     outcome = json.loads((tmp_path / "out").read_text())
     assert outcome["status"] == "cancelled"
     assert outcome["succeeded"] >= 10

@@ -15,8 +15,10 @@ from flows.lease_holder import holder_details
 from flows.progress import SilentProgress
 from flows.running import cancel_job, create_job
 from flows.wiring import Wiring
+from storage.jobs import get_job
 from storage.lost_runs import mark_lost
-from storage.runs import RunStatus, finish_run, start_run
+from storage.ownership import Run
+from storage.runs import WAITS_FOR, RunStatus, finish_run, latest_run, set_run_details, start_run
 from tests.e2e.command_line import PREFECT_DOWN, Blend, blend_in
 from tests.older_job import make_older
 
@@ -197,6 +199,7 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     told = json.loads(blend("status", waiting, "--json").stdout)
     assert (told["held_by"], told["engine"], told["is_stopped"]) == (None, None, False)
     assert (told["latest_run_status"], told["latest_run_error"]) == (None, None)
+    assert "No run has begun it yet; of submitted jobs one runs at a time" in blend("status", waiting).stdout
 
     live, text = held_by(holder_details(), waiting)
     assert (live["is_gone"], live["process"].split()[:2]) == (False, ["process", str(os.getpid())])
@@ -204,6 +207,12 @@ def test_a_job_whose_process_was_killed_does_not_look_healthy(
     assert ", engine torch, policy dfs, day " in text
     assert json.loads(blend("status", waiting, "--json").stdout)["engine"] == "torch"
     assert "last sign of life" in text
+    assert live["waits_for"] is None
+    run = latest_run(wiring.database, waiting)
+    assert run is not None
+    owner = Run(run.run_id, waiting, get_job(wiring.database, waiting).fencing_number)
+    set_run_details(wiring.database, owner, {WAITS_FOR: "Waiting for here:cpu: another run runs on it."})
+    assert "\nWaiting for here:cpu: another run runs on it.\n" in blend("status", waiting).stdout
 
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -78,6 +78,35 @@ def test_a_job_for_vllm_is_planned_with_its_context_where_there_is_no_vllm(
     assert told["summary"]["num_requests"] == 3
     assert "vllm, simulated as sequential" in blend("plan", str(job_file)).stdout
 
+    checked = json.loads(blend("validate", str(job_file), "--json").stdout)
+    assert checked["error_codes"] == {"prompt_too_long": 4}
+    assert (checked["total"], checked["valid"], checked["lengths_checked"]) == (7, 3, True)
+
+
+def test_a_job_file_is_validated_as_the_job_would_check_its_sources(
+    blend: Blend, make_job: Any, tmp_path: Path
+) -> None:
+    other = json.dumps(
+        {
+            "custom_id": "other",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "nobody", "messages": [{"role": "user", "content": "a"}]},
+        }
+    ).encode()
+    spec = make_job(num_chats=2, bad_lines=(b"{nope", other), num_rows=1, options={"strict_model": True})
+    job_file = tmp_path / "job.yaml"
+    job_file.write_text(spec.model_dump_json())
+
+    told = json.loads(blend("validate", str(job_file), "--json").stdout)
+    ran = json.loads(blend("run", str(job_file), "--json").stdout)
+    results = json.loads(blend("results", ran["job_id"], "--errors", "--json").stdout)["results"]
+    assert {(error["source"], error["line"], error["code"]) for error in told["errors"]} == {
+        (row["source_uri"], row["source_line"], row["error_code"]) for row in results
+    }
+    assert (told["total"], told["invalid"]) == (ran["total"], ran["errored"])
+    assert f"{spec.s3[0]}, line 2: invalid_json: " in blend("validate", str(job_file)).stdout
+
 
 def test_a_job_without_requests_yet_is_not_planned(blend: Blend, wiring: Wiring, make_job: Any) -> None:
     job_id = create_job(wiring, make_job(num_chats=1))

@@ -56,7 +56,7 @@ def measure(policy: str, folder: Path, asked: argparse.Namespace) -> dict[str, A
         figures = answer_questions(engine, info, policy, folder, asked.requests)
         return figures | {
             **engine.scheduler_time.per_step(),
-            "async_scheduling": info.details["async_scheduling"],
+            "async_scheduling": info.details["async_scheduling"] == "true",
             "kv_blocks": info.limits.num_blocks,
         }
     finally:

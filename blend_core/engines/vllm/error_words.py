@@ -31,7 +31,12 @@ def start_error(error: Exception, cause: str | None = None) -> EngineStartError:
 
 def words_of(error: Exception) -> str:
     """What vLLM says is wrong, in one line."""
-    words = _SOURCE_LINE.sub("", next(iter(str(error).splitlines()), ""))
+    told = str(error)
+    words = next(iter(told.splitlines()), "")
+    if words.rstrip().endswith(":"):
+        # What is wrong stands in the lines below.
+        words = " ".join(told.split())
+    words = _SOURCE_LINE.sub("", words)
     listed = getattr(error, "errors", None)
     if type(error).__name__ == "ValidationError" and callable(listed):
         # The first line of one of pydantic's tells how many things are wrong, and not which.

@@ -11,10 +11,14 @@ import pytest
 
 from blend_core.errors import RunInterruptedError
 from flows import device_lock as module
+from flows.cli.job_standing import waiting_line
 from flows.device_lock import device_lock
 from flows.stages.infer import hold_devices
 from flows.stopping import StopReason, StopSignal
 from storage.database import Database
+from storage.jobs import create_job
+from storage.lost_runs import live_run
+from storage.runs import start_run
 
 pytestmark = pytest.mark.postgres
 
@@ -141,9 +145,11 @@ def test_a_run_waits_for_the_run_on_any_of_its_gpus(
         notes.append(line)
         stop.request(StopReason.CANCELLED)
 
+    job_id = create_job(db, name="b", model="m", spec={})
     context = SimpleNamespace(
         wiring=SimpleNamespace(database=db, settings=SimpleNamespace(visible_gpus=visible)),
-        job_id="job_b",
+        job_id=job_id,
+        run=start_run(db, job_id, engine="torch", policy="dfs", details={}, lease_s=600),
         stop=stop,
         progress=SimpleNamespace(note=note),
     )
@@ -154,3 +160,33 @@ def test_a_run_waits_for_the_run_on_any_of_its_gpus(
         assert got
         assert hold_devices(context, devices, held) is None  # type: ignore[arg-type]  # what it reads of one
     assert notes == [f"Waiting for {os.uname().nodename}:cuda:1: blend engine of job_a runs on it."]
+    live = live_run(db, job_id)
+    assert live is not None
+    assert waiting_line(live) == notes[0]
+
+
+def test_a_run_that_has_its_device_waits_for_nothing_any_more(db: Database) -> None:
+    device, is_waiting = f"{os.uname().nodename}:cpu", threading.Event()
+    job_id = create_job(db, name="b", model="m", spec={})
+    context = SimpleNamespace(
+        wiring=SimpleNamespace(database=db, settings=SimpleNamespace(visible_gpus=None)),
+        job_id=job_id,
+        run=start_run(db, job_id, engine="torch", policy="dfs", details={}, lease_s=600),
+        stop=StopSignal(),
+        progress=SimpleNamespace(note=lambda line: is_waiting.set()),
+    )
+
+    def give_up() -> None:
+        with device_lock(db, device=device, job_id="job_a", stop=StopSignal(), waiting=str):
+            is_held.set()
+            assert is_waiting.wait(30)
+
+    is_held, other = threading.Event(), threading.Thread(target=give_up)
+    other.start()
+    assert is_held.wait(30)
+    with ExitStack() as held:
+        assert hold_devices(context, ("cpu",), held) is not None  # type: ignore[arg-type]
+    other.join()
+    live = live_run(db, job_id)
+    assert live is not None
+    assert waiting_line(live) is None

@@ -8,7 +8,15 @@ from blend_core.errors import ConfigurationError, StaleRunError, StorageError
 from storage.database import Database
 from storage.job_outputs import set_job_outputs
 from storage.job_status import JobStatus
-from storage.jobs import close_pending, create_job, get_job, list_jobs, request_cancel, set_job_status
+from storage.jobs import (
+    close_pending,
+    create_job,
+    get_job,
+    job_of_key,
+    list_jobs,
+    request_cancel,
+    set_job_status,
+)
 from storage.ownership import Run
 from storage.results import counts
 from storage.runs import RunStatus, finish_run, heartbeat, latest_run, set_run_details, start_run
@@ -21,6 +29,9 @@ def test_the_same_idempotency_key_gives_the_same_job(db: Database) -> None:
     assert create_job(db, name="b", model="m", spec={}, idempotency_key="night-1") == first
     assert create_job(db, name="a", model="m", spec={}, idempotency_key="night-2") != first
     assert get_job(db, first).spec == {"x": 1}
+    assert job_of_key(db, "night-1") == first
+    assert job_of_key(db, "night-3") is None
+    assert job_of_key(db, "night\ud800") is None
 
 
 @pytest.mark.parametrize(

@@ -407,3 +407,27 @@ def test_every_key_of_the_object_is_documented(
     ]
     missing = [key for part in parts for key in part if f"`{key}`" not in documented]
     assert missing == []
+
+
+def test_services_are_asked_for_before_the_tokenizer_is_loaded(
+    blend: Callable[..., Any], tmp_path: Path
+) -> None:
+    folder = make_tiny_llama(tmp_path / "tiny")
+    job = tmp_path / "night.yaml"
+    job.write_text(f"model: {folder}\ns3: [s3://blend/a.jsonl]\n")
+    ran = blend("plan", str(job))
+    assert ran.status == 1
+    assert "do not run" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_the_seconds_of_a_tokenizer_are_announced(
+    blend: Callable[..., Any], write: Callable[..., str], tmp_path: Path
+) -> None:
+    folder = make_tiny_llama(tmp_path / "tiny")
+    requests = write(chat("a", "b", max_tokens=2))
+    for command in ("plan", "validate"):
+        ran = blend(command, requests, "--model", str(folder), "--json")
+        assert f"loading the tokenizer of {folder} …\n" in ran.stderr
+        json.loads(ran.stdout)
+    assert "tokenizer" not in blend("plan", requests, "--model", str(folder), "--quick").stderr

@@ -91,6 +91,15 @@ def test_batches_of_several_ranks_are_numbered_together() -> None:
     assert (shown[0], shown[-1], len(shown)) == ("0-1", "28-29", 12)
 
 
+def test_the_time_of_the_whole_job_stands_beside_that_of_its_engine() -> None:
+    ended = replace(report([row(0)]), took_s=98.2)
+    told = "1 min 38 s from submission to end; the engine worked in 3.0 s of it"
+    assert f"time             {told}\n" in report_text(ended)
+    assert told in report_markdown(ended)
+    assert ended.as_json()["took_s"] == 98.2
+    assert "from submission" not in report_text(report([row(0)]))
+
+
 def test_without_a_model_there_is_no_what_if() -> None:
     assert batch_densities([row(0)], None, A100)[0].what_if_density is None
 

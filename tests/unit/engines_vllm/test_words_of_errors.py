@@ -26,10 +26,20 @@ def test_a_wrong_value_is_told_by_the_name_of_its_option() -> None:
             ValueError('No grammar: [15:43:21] /project/cpp/schema.cc:4944: Unsupported type "nonsense"\n'),
             'ValueError: No grammar: Unsupported type "nonsense"',
         ),
+        (
+            ValueError("Grammar error: regex parse error:\n    (ab\n    ^\nerror: unclosed group\n"),
+            "ValueError: Grammar error: regex parse error: (ab ^ error: unclosed group",
+        ),
+        (
+            ValueError("Of these:\n" + "y " * 1000),
+            f"ValueError: {('Of these: ' + 'y ' * 1000)[:MOST_CHARACTERS]}…",
+        ),
         (ValueError("x" * 1000), f"ValueError: {'x' * MOST_CHARACTERS}…"),
     ],
 )
-def test_of_another_error_its_first_line_is_told(error: Exception, words: str) -> None:
+def test_of_another_error_its_first_line_is_told_or_all_where_that_ends_in_a_colon(
+    error: Exception, words: str
+) -> None:
     assert words_of(error) == words
 
 

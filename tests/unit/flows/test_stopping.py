@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from flows.stopping import StopReason, StopSignal, stop_at_signals, stopped_by_signals
+from flows.stopping import (
+    StopReason,
+    StopSignal,
+    stop_at_signals,
+    stopped_by_signals,
+    told_when_stopped,
+)
 
 
 def test_the_first_reason_counts() -> None:
@@ -117,6 +123,35 @@ def test_an_interrupt_cancels_and_sigterm_does_what_was_asked_for() -> None:
         with stop_at_signals(on_sigterm) as stop:
             os.kill(os.getpid(), number)
         assert stop.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGINT, StopReason.CANCELLED), (signal.SIGTERM, StopReason.INTERRUPTED)],
+)
+def test_a_stop_is_told_at_once_and_not_by_the_signal_handler(
+    number: signal.Signals, reason: StopReason
+) -> None:
+    told: list[tuple[StopReason, bool]] = []
+    is_told = threading.Event()
+
+    def tell(why: StopReason) -> None:
+        told.append((why, threading.current_thread() is threading.main_thread()))
+        is_told.set()
+
+    with stop_at_signals() as stop, told_when_stopped(stop, tell):
+        os.kill(os.getpid(), number)
+        assert is_told.wait(10)
+    assert told == [(reason, False)]
+
+
+def test_a_block_that_nothing_stops_tells_nothing_and_leaves_no_thread() -> None:
+    told: list[StopReason] = []
+    before = threading.active_count()
+    with told_when_stopped(StopSignal(), told.append):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    assert told == []
 
 
 def test_outside_of_the_main_thread_handlers_stay_as_they_are() -> None:

@@ -137,7 +137,9 @@ def test_kv_of_the_vllm_script_is_so_scarce_that_order_matters(
     monkeypatch.setattr(sys, "argv", ["script", "--rounds", "1"])
     with pytest.raises(SystemExit, match="0"):
         vllm_policies.main()
-    sharing = {one["policy"]: one["prefix_sharing"] for one in json.loads(capsys.readouterr().out)["runs"]}
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert all(one["async_scheduling"] is True for one in runs)
+    sharing = {one["policy"]: one["prefix_sharing"] for one in runs}
     assert all(sharing[policy] > 1.1 * sharing["fcfs"] for policy in sharing if policy != "fcfs")
 
 

@@ -49,7 +49,7 @@ def test_a_path_that_can_be_none_is_no_model(store: ModelStore, tmp_path: Path, 
     with pytest.raises(ConfigurationError, match="There is no model"):
         store.add(path)
     with pytest.raises(ConfigurationError, match="There is no model"):
-        find_model(Settings(home=tmp_path), path, with_tokenizer=False)
+        find_model(Settings(home=tmp_path), path)
 
 
 def test_a_configuration_that_nests_without_end_is_refused(store: ModelStore, tmp_path: Path) -> None:
