@@ -144,7 +144,8 @@ def _end(folder: str | None) -> None:
         removal = threading.Thread(target=shutil.rmtree, args=(folder, True), daemon=True)
         removal.start()
         removal.join(_REMOVAL_S)
-    os.kill(os.getpid(), signal.SIGKILL)
+    # With whatever could not be looked for.
+    os.killpg(0, signal.SIGKILL)
 
 
 def _open(channel: _Channel) -> Engine | None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -66,3 +67,40 @@ def test_a_process_that_ends_its_own_group_is_the_last():
     child, last = ended.stdout.split()
     assert last == "last", ended.stderr
     assert not is_alive(int(child))
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_too():
+    program = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True
+    ) as half:
+        assert half.stdout is not None
+        half.stdout.readline()
+        deadline_s = time.monotonic() + 10
+        while is_alive(half.pid) and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        end_group(half.pid)
+        try:
+            assert half.wait(5) == -signal.SIGKILL
+        finally:
+            half.kill()
+
+
+def test_without_a_descriptor_left_a_group_is_killed_all_the_same(family, monkeypatch):
+    leader, child = family
+
+    def no_descriptor():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(psutil, "process_iter", no_descriptor)
+    end_group(leader.pid)
+    assert leader.wait(5) == -signal.SIGKILL
+    deadline_s = time.monotonic() + 5
+    while is_alive(child) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert not is_alive(child)
