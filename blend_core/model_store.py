@@ -18,6 +18,8 @@ from blend_core.errors import ConfigurationError
 from blend_core.wheel_model import WHEEL_MODELS, build_wheel_model
 
 _INDEX: Final = "model.safetensors.index.json"
+WEIGHT_FILES: Final = "[!.]*.safetensors"
+"""Pattern of the files of weights in a folder. Hidden ones, as macOS puts beside what it copies, are none."""
 _MAX_HEADER_BYTES: Final = 100_000_000
 """Of a safetensors file, as its own library has it."""
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+\Z")
@@ -213,7 +215,7 @@ def check_weights(folder: Path) -> None:
     """
     index = folder / _INDEX
     names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
-    files = [folder / name for name in set(names)] or list(folder.glob("*.safetensors"))
+    files = [folder / name for name in set(names)] or list(folder.glob(WEIGHT_FILES))
     broken = [file.name for file in sorted(files) if not is_whole(file)]
     if broken:
         raise ConfigurationError(f"{folder} has a {broken[0]} that is not whole; copy or download it again.")
@@ -238,11 +240,11 @@ def _missing_weights(folder: Path) -> str | None:
     index = folder / _INDEX
     if index.is_file():
         try:
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError):
+            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+            return next((shard for shard in shards if not (folder / shard).is_file()), None)
+        except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             return f"a readable {index.name}"
-        return next((shard for shard in sorted(shards) if not (folder / shard).is_file()), None)
-    return None if any(folder.glob("*.safetensors")) else "its weights (*.safetensors)"
+    return None if any(folder.glob(WEIGHT_FILES)) else "its weights (*.safetensors)"
 
 
 def _is_complete(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from blend_core.engines.torch.linear import Linear, PackedLinear, PlainLinear, can_pack
 from blend_core.engines.torch.model_config import ModelConfig
 from blend_core.errors import ConfigurationError
+from blend_core.model_store import WEIGHT_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class _TensorReader:
         self._device = device
         self._dtype = dtype
         self._file_of_tensor: dict[str, Any] = {}
-        paths = sorted(folder.glob("*.safetensors"))
+        paths = sorted(folder.glob(WEIGHT_FILES))
         if not paths:
             raise ConfigurationError(
                 f"{folder} holds no safetensors file; give the folder of a Hugging Face model."

