@@ -73,7 +73,7 @@ class FirstError(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, Exception):
             # Another process may have been first.
-            with suppress(OSError), self._file.open("x", encoding="utf-8") as file:
+            with suppress(OSError), self._file.open("x", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(words_of(error))
 
 

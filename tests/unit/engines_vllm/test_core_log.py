@@ -65,6 +65,14 @@ def test_of_one_that_ends_later_the_error_is_told_too() -> None:
     log.close()
 
 
+def test_an_error_about_a_file_whose_name_is_no_text_is_told() -> None:
+    log = CoreLog()
+    with log.starting():
+        fail("vllm.v1.engine.core", FileNotFoundError(os.fsdecode(b"/models/caf\xe9 is gone")))
+    assert log.words() == r"FileNotFoundError: /models/caf\udce9 is gone"
+    log.close()
+
+
 @pytest.mark.parametrize(("name", "value"), [(VARIABLE, "/etc/log.json"), ("VLLM_CONFIGURE_LOGGING", "0")])
 def test_a_log_that_the_user_has_set_up_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
