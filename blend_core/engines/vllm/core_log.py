@@ -83,11 +83,8 @@ def core_died(words: str | None = None) -> EngineDiedError:
     Args:
         words: what it said last.
     """
-    why = "" if words is None else f" ({words})"
-    return EngineDiedError(
-        f"vLLM's engine core ended{why}; the log on standard error tells why. Its unfinished requests run "
-        "again."
-    )
+    what = "; the log on standard error tells why, unless it was killed" if words is None else f" ({words})"
+    return EngineDiedError(f"vLLM's engine core ended{what}. Its unfinished requests run again.")
 
 
 def _logging(file: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ answers calls, so that they are answered while vLLM's loop waits for work.
 """
 
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,9 +25,9 @@ from blend_core.policies.base import EngineLimits
 ADDRESS_KEY: Final = "blend_scheduler_address"
 """Where vLLM's `additional_config` says where the run listens."""
 
-_LONGEST_PLACE: Final = 66
-"""Characters of a folder in which vLLM, and this, may listen: of 103 that a socket's path may have on all
-systems vLLM takes 37."""
+_LONGEST_PLACE: Final = (107 if sys.platform == "linux" else 103) - len("/") - 36
+"""Characters of a folder in which vLLM may listen: a socket's path has room for so many, and vLLM names its
+sockets by 36."""
 
 _CALLS: Final = frozenset({"limits", "start", "revise", "upcoming", "withdraw", "release", "tell_all"})
 

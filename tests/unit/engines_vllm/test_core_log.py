@@ -61,7 +61,7 @@ def test_of_one_that_ends_later_the_error_is_told_too() -> None:
     assert log.words() is None
     fail("vllm.v1.engine.core", ValueError("later"))
     assert log.words() == "ValueError: later"
-    assert str(core_died(log.words())).startswith("vLLM's engine core ended (ValueError: later); the log")
+    assert str(core_died(log.words())).startswith("vLLM's engine core ended (ValueError: later). Its ")
     log.close()
 
 
