@@ -213,9 +213,8 @@ def check_weights(folder: Path) -> None:
     Raises:
         ConfigurationError: names folder and file.
     """
-    index = folder / _INDEX
-    names = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else ()
-    files = [folder / name for name in set(names)] or list(folder.glob(WEIGHT_FILES))
+    shards = _shards(folder) if (folder / _INDEX).is_file() else []
+    files = [folder / shard for shard in shards] or list(folder.glob(WEIGHT_FILES))
     broken = [file.name for file in sorted(files) if not is_whole(file)]
     if broken:
         raise ConfigurationError(f"{folder} has a {broken[0]} that is not whole; copy or download it again.")
@@ -236,14 +235,17 @@ def is_whole(weights: Path) -> bool:
         return False
 
 
+def _shards(folder: Path) -> list[str]:
+    """Names of the files that the index of weights lists, in order. Raises where the index is none."""
+    return sorted(set(json.loads((folder / _INDEX).read_bytes())["weight_map"].values()))
+
+
 def _missing_weights(folder: Path) -> str | None:
-    index = folder / _INDEX
-    if index.is_file():
+    if (folder / _INDEX).is_file():
         try:
-            shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-            return next((shard for shard in shards if not (folder / shard).is_file()), None)
+            return next((shard for shard in _shards(folder) if not (folder / shard).is_file()), None)
         except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
-            return f"a readable {index.name}"
+            return f"a readable {_INDEX}"
     return None if any(folder.glob(WEIGHT_FILES)) else "its weights (*.safetensors)"
 
 

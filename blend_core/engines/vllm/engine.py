@@ -237,8 +237,10 @@ def _start(options: VllmEngineOptions, remote: RemoteControl | None) -> tuple[An
 
 def _start_failed(error: Exception, remote: RemoteControl | None) -> EngineError:
     """What is told of an error of `_start`: a core of its own that ended and said nothing was killed."""
-    words = None if remote is None else remote.log.words()
-    if remote is not None and remote.log.is_kept and words is None and _CORE_FAILED in str(error):
+    if remote is None:
+        return start_error(error)
+    words = remote.log.words()
+    if remote.log.is_kept and words is None and _CORE_FAILED in str(error):
         return EngineDiedError(
             "vLLM's engine core ended while it loaded and said nothing, as where the kernel ends a process "
             "because memory runs out."
