@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -30,6 +31,13 @@ def tests_importable_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What an engine sets for vLLM is its own: what is set already stays, as if the user had set it."""
+    with patch.dict(os.environ):
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random Llama with its tokenizer."""
@@ -51,7 +59,8 @@ def opened(folder: Path, *, separate_core: bool) -> Iterator[VllmEngine]:
             },
         )
     )
-    engine.open()
+    with patch.dict(os.environ):
+        engine.open()
     yield engine
     engine.close()
 
