@@ -165,7 +165,7 @@ class AdmissionPolicy(ABC):
         """Every decoding request grew by `num_steps` output tokens: one call per step, or per jump."""
 
     def prepare(self) -> None:  # noqa: B027  # most policies have nothing to prepare
-        """Does now what the next `begin_step` would take long over.
+        """Does now what the next `begin_step` would take long over, and what may as well be done later.
 
         Optional: an engine that computes a step elsewhere has time for it. It is called after `advanced` and
         before `finished` of the same step, so that requests which end in this step still count as in flight.

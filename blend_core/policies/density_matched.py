@@ -1,6 +1,7 @@
 """Density-matched admission: KV is filled ahead, and a step computes what its KV reading can hide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain, islice, zip_longest
 from typing import ClassVar, Final
 
@@ -67,6 +68,9 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._capacity_tokens = limits.num_blocks * limits.block_size
         self._sides = WaitingSides(ledger, plan.step_times, self._capacity_tokens)
         self._in_flight = InFlight(ledger, self._sides)
+        # What kinds have still to be told of requests that started or left, oldest first. They are told
+        # before anything looks at what waits, what is in flight or lengths, which only a refresh does.
+        self._untold: list[Callable[[], None]] = []
         self._decode_kv_tokens = 0
         self._num_decoding = 0
         self._look_ahead = LookAhead(ledger, self._sides, rules)
@@ -87,7 +91,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         """
         num_tokens_at_most = super().begin_step(view)
         ledger = self._ledger
-        self.prepare()
+        if ledger.clock >= self._refresh_at:
+            self._refresh()
         self._look_ahead.projection.advance(ledger.clock)
         left = self._left_head()
         # Half of what a step can do, so that what was saved in one fits the next.
@@ -106,7 +111,7 @@ class DensityMatchedPolicy(QueuedPolicy):
             num_tokens = self._left_turn.in_chunks(num_tokens, chunk_tokens)
         self._left_turn.allow(num_tokens)
         self._right_limit_tokens = self._right_limit(view, left)
-        candidate = self._look()
+        candidate = self._look_ahead.look(self._right_head, self._right_limit_tokens, self._refresh_at)
         if candidate is not None:
             num_tokens += (1.0 - share_reached) * num_tokens_at_most
             num_tokens = max(num_tokens, min(chunk_tokens, self._sides.num_own_tokens(candidate)))
@@ -116,8 +121,9 @@ class DensityMatchedPolicy(QueuedPolicy):
         """The right side's next if KV ahead allows it, else the left side's if the step's pace does."""
         ledger = self._ledger
         num_running = view.num_running
-        num_blocks = view.num_free_blocks - num_running
-        right = self._look()
+        # With no blocks nothing fits, which is right where no more requests may run.
+        num_blocks = view.num_free_blocks - num_running if num_running < self._limits.max_num_seqs else 0
+        right = self._look_ahead.look(self._right_head, self._right_limit_tokens, self._refresh_at)
         is_right_ready = right is not None and view.is_ready(ledger.seq[right])
         left = self._left_head()
         left_waits = (
@@ -157,9 +163,9 @@ class DensityMatchedPolicy(QueuedPolicy):
         ledger = self._ledger
         slot = ledger.slot_of[seq]
         if ledger.phase[slot] is WAITING:
-            self._sides.leave(slot)
+            self._untold.append(partial(self._sides.leave, slot))
         charged = ledger.admit(slot, side, num_cached_tokens)
-        self._in_flight.enter(slot, side)
+        self._untold.append(partial(self._in_flight.enter, slot, side))
         if side is RIGHT:
             self._look_ahead.start(slot)
         else:
@@ -179,7 +185,8 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._decode_kv_tokens += self._num_decoding * num_steps
 
     def prepare(self) -> None:
-        """Makes sums anew if they are due."""
+        """Tells kinds what has happened, and makes sums anew if they are due."""
+        self._tell_kinds()
         if self._ledger.clock >= self._refresh_at:
             self._refresh()
 
@@ -194,11 +201,10 @@ class DensityMatchedPolicy(QueuedPolicy):
         if slot == self._look_ahead.candidate:
             self._look_ahead.forget(self._ledger.clock)
         if phase is WAITING:
-            self._sides.leave(slot)
+            self._untold.append(partial(self._sides.leave, slot))
         elif phase is not PREEMPTED:
-            lengths = self._sides.kind(slot).lengths
-            if lengths is not None and num_output_tokens > 0:
-                lengths.observe(num_output_tokens)
+            if num_output_tokens > 0:
+                self._untold.append(partial(self._in_flight.observe, slot, num_output_tokens))
             self._vacate(slot)
         if self._ledger.finish(slot):
             self._settle()
@@ -209,6 +215,12 @@ class DensityMatchedPolicy(QueuedPolicy):
         super().preempted(seq)
         self._look_ahead.forget(self._ledger.clock + 1)
         self._refresh_at = min(self._refresh_at, self._ledger.clock + 1)
+
+    def revise(self, plan: Plan) -> None:
+        """Takes a later revision; see `QueuedPolicy`."""
+        # By the estimates that were in force until now.
+        self._tell_kinds()
+        super().revise(plan)
 
     def _queue(self, plan: Plan, waiting: list[int]) -> list[int]:
         self._times = plan.step_times
@@ -233,8 +245,14 @@ class DensityMatchedPolicy(QueuedPolicy):
         self._look_ahead.forget(self._ledger.clock)
         self._left_turn.start_over()
 
+    def _tell_kinds(self) -> None:
+        for tell in self._untold:
+            tell()
+        self._untold.clear()
+
     def _refresh(self) -> None:
         """Makes projection and pace anew."""
+        self._tell_kinds()
         ledger = self._ledger
         clock = ledger.clock
         if self._right_head() is None and 0 < 2 * ledger.num_waiting <= self._sides.num_sorted:
@@ -276,15 +294,10 @@ class DensityMatchedPolicy(QueuedPolicy):
             margin_tokens += self._left_turn.tokens_to_place(view, left, self._limits.block_size)
         return self._capacity_tokens * (1.0 - FREE_KV_SHARE) - other_tokens - margin_tokens
 
-    def _look(self) -> int | None:
-        """The right request that may start, looked for if need be."""
-        self._look_ahead.look(self._right_head, self._right_limit_tokens, self._refresh_at)
-        return self._look_ahead.candidate
-
     def _vacate(self, slot: int) -> None:
         """A request in flight leaves."""
         ledger = self._ledger
-        self._in_flight.leave(slot)
+        self._untold.append(partial(self._in_flight.leave, slot, ledger.side[slot]))
         if ledger.phase[slot] is DECODING:
             self._num_decoding -= 1
             self._decode_kv_tokens -= ledger.num_prompt_tokens[slot] + ledger.num_output_tokens(slot)

@@ -15,7 +15,8 @@ from blend_core.policies.waiting_sides import WaitingSides
 
 
 class InFlight:
-    """Slots in flight by kind and side; ledger and kinds are the policy's, only looked at.
+    """Slots in flight by kind and side, as of what the policy has told; the ledger, which is the policy's, is
+    only looked at.
 
     A preempted request is not in flight. It has begun all the same, and waits in the ledger.
     """
@@ -31,9 +32,15 @@ class InFlight:
         """A request was admitted on a side."""
         self._sides.kind(slot).in_flight[side].add(slot)
 
-    def leave(self, slot: int) -> None:
-        """A request ended or was preempted; the ledger still has its side."""
-        self._sides.kind(slot).in_flight[self._ledger.side[slot]].discard(slot)
+    def leave(self, slot: int, side: Side) -> None:
+        """A request that was admitted on a side ended or was preempted."""
+        self._sides.kind(slot).in_flight[side].discard(slot)
+
+    def observe(self, slot: int, num_output_tokens: int) -> None:
+        """A request's answer ended with so many tokens, which tells something of its kind."""
+        lengths = self._sides.kind(slot).lengths
+        if lengths is not None:
+            lengths.observe(num_output_tokens)
 
     def right_side(self) -> Iterator[RunningRequests]:
         """The right side's requests that have begun and go on, kind by kind."""

@@ -83,9 +83,11 @@ class LookAhead:
         self._looked_at, self._blocked = _NOTHING, None
         self.forget(clock)
 
-    def look(self, head_of: Callable[[], int | None], limit_tokens: float, refresh_at: int) -> None:
-        """Looks for a request that KV ahead has room for: after a refresh, and after each right request that
-        starts or leaves.
+    def look(self, head_of: Callable[[], int | None], limit_tokens: float, refresh_at: int) -> int | None:
+        """Returns the candidate, None where there is none.
+
+        One that KV ahead has room for is looked for after a refresh, and after each right request that starts
+        or leaves.
 
         Args:
             head_of: tells the right side's next; not asked where nothing is looked for.
@@ -93,27 +95,28 @@ class LookAhead:
             refresh_at: step at which sums are made anew; nothing changes for the better before.
         """
         if self.candidate is not None or self._ledger.clock < self.again_at:
-            return
+            return self.candidate
         self.again_at = refresh_at
         head = head_of()
         if head is None:
-            return
+            return None
         clock = self._ledger.clock
         # What does not fit beside nothing never will.
         if not self._looks_ahead or self._ledger.num_running[RIGHT] == 0:
             self.candidate = head
-            return
+            return head
         # Not looked at twice in a step: what did not fit does not fit beside one more.
         if self._blocked != (head, clock, limit_tokens):
             if self._fits(head, limit_tokens):
                 self.candidate = head
-                return
+                return head
             self._blocked = head, clock, limit_tokens
         if self._rules.fills_gaps and not self._must_be_next(head):
             longest = self.projection.longest_fit(self._sides.num_own_tokens(head), limit_tokens)
             filler = self._sides.filler(longest)
             if filler is not None and self._fits(filler, limit_tokens):
                 self.candidate = filler
+        return self.candidate
 
     def start(self, slot: int) -> None:
         """A right request was admitted."""

@@ -12,8 +12,17 @@ from blend_core.policies.factory import make_policy
 from blend_core.policies.ledger import Phase
 
 
+class AtOnce(list):
+    """In place of what kinds have still to be told: tells it at once."""
+
+    def append(self, tell):
+        tell()
+
+
 class RecountedPolicy(CheckedPolicy):
-    """Recounts after each step and each event between steps."""
+    """Recounts after each step and each event between steps; with `tells`, kinds are told before."""
+
+    tells = False
 
     def advanced(self, num_steps):
         super().advanced(num_steps)
@@ -38,6 +47,8 @@ class RecountedPolicy(CheckedPolicy):
 
     def recount(self):
         policy = self._inner
+        if self.tells:
+            policy._tell_kinds()
         ledger = policy._ledger
         decoding = [slot for slot, phase in enumerate(ledger.phase) if phase is Phase.DECODING]
         assert policy._num_decoding == len(decoding)
@@ -45,6 +56,10 @@ class RecountedPolicy(CheckedPolicy):
         assert policy._decode_kv_tokens == held
         candidate = policy._look_ahead.candidate
         assert candidate is None or ledger.is_waiting(candidate)
+        assert (policy._look_ahead.projection.mean >= 0).all()
+        assert (policy._look_ahead.projection.variance >= 0).all()
+        if policy._untold:
+            return
         in_flight = {
             slot for slot, phase in enumerate(ledger.phase) if phase in (Phase.PREFILLING, Phase.DECODING)
         }
@@ -68,8 +83,31 @@ class RecountedPolicy(CheckedPolicy):
             if kind.lengths is None:
                 output = sum(ledger.output_tokens[slot] for slot in waiting)
                 assert work.num_output_tokens == pytest.approx(output)
-        assert (policy._look_ahead.projection.mean >= 0).all()
-        assert (policy._look_ahead.projection.variance >= 0).all()
+
+
+@given(
+    data=st.data(),
+    job=jobs(),
+    num_blocks=st.integers(5, 24),
+    max_num_seqs=st.integers(1, 8),
+    budget=st.integers(8, 24),
+    prepares=st.booleans(),
+    tells=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget, prepares, tells):
+    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+    revisions, withdrawals, lead = _events(data, job)
+
+    def make(plan, limits):
+        policy = RecountedPolicy(
+            make_policy("density_matched", plan, limits), plan, limits, range(len(job.prompts))
+        )
+        policy.tells = tells
+        return policy
+
+    source = ListSource(job, job.plan(lead=lead), revisions, withdrawals)
+    list(FakeEngine(limits, prepares=prepares).run(source, make))
 
 
 @given(
@@ -81,8 +119,38 @@ class RecountedPolicy(CheckedPolicy):
     prepares=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget, prepares):
+def test_kinds_that_are_told_at_once_change_no_answer(data, job, num_blocks, max_num_seqs, budget, prepares):
     limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+    revisions, withdrawals, lead = _events(data, job)
+    answers = []
+    for at_once in (False, True):
+        told = []
+
+        def make(plan, limits, at_once=at_once, told=told):
+            policy = make_policy("density_matched", plan, limits)
+            if at_once:
+                policy._untold = AtOnce()
+            for name in ("begin_step", "next_request"):
+                setattr(policy, name, _noting(getattr(policy, name), told))
+            return policy
+
+        source = ListSource(job, job.plan(lead=lead), revisions, withdrawals)
+        list(FakeEngine(limits, prepares=prepares).run(source, make))
+        answers.append(told)
+    assert answers[0] == answers[1]
+
+
+def _noting(call, told):
+    def noted(*arguments):
+        answer = call(*arguments)
+        told.append(answer)
+        return answer
+
+    return noted
+
+
+def _events(data, job):
+    """Revisions and withdrawals by poll, and who is sampled."""
     names = list(range(len(job.prompts)))
     revisions = {}
     for revision, poll in enumerate(sorted(data.draw(st.sets(st.integers(1, 40), max_size=2))), start=1):
@@ -92,10 +160,4 @@ def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_se
         poll: [data.draw(st.sampled_from(names))]
         for poll in data.draw(st.sets(st.integers(1, 40), max_size=3))
     }
-
-    def make(plan, limits):
-        return RecountedPolicy(make_policy("density_matched", plan, limits), plan, limits, names)
-
-    lead = data.draw(st.sets(st.sampled_from(names)))
-    source = ListSource(job, job.plan(lead=lead), revisions, withdrawals)
-    list(FakeEngine(limits, prepares=prepares).run(source, make))
+    return revisions, withdrawals, data.draw(st.sets(st.sampled_from(names)))

@@ -133,9 +133,11 @@ def test_requests_without_an_answer_tell_nothing_of_lengths(make_plan, view):
     lengths = desk.policy._sides.kind(desk.policy._ledger.slot_of[seq]).lengths
     before = lengths.counts.sum()
     desk.policy.finished(seq, 0)
+    desk.policy.prepare()
     assert lengths.counts.sum() == before
     other = first_in_flight(desk, lambda other: 5_000 <= other < 6_000 and other != seq)
     desk.policy.finished(other, 7)
+    desk.policy.prepare()
     assert lengths.counts.sum() == before + 1
 
 

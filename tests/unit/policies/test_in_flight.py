@@ -24,7 +24,7 @@ def test_answers_that_run_count_also_while_they_are_preempted(make_plan):
             ledger.start_decoding(slot)
         ledger.advance(600)
         if preempts:
-            in_flight.leave(slots[0])
+            in_flight.leave(slots[0], Side.RIGHT)
             ledger.preempt(slots[0])
         lengths.observe(50)
         in_flight.learn(counts_running=True)

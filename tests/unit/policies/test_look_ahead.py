@@ -36,8 +36,9 @@ class Right:
         self.ledger.num_running[Side.RIGHT] = 1
 
     def look(self, head, limit_tokens):
-        self.ahead.look(lambda: head, limit_tokens, REFRESH_AT)
-        return self.ahead.candidate
+        found = self.ahead.look(lambda: head, limit_tokens, REFRESH_AT)
+        assert found == self.ahead.candidate
+        return found
 
     def admit(self, slot):
         self.sides.leave(slot)
