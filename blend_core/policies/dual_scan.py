@@ -56,6 +56,7 @@ class DualScanPolicy(QueuedPolicy):
         self._resident_tokens: dict[int, float] = {}
         self._rho = inf
         self._scanned: tuple[int | None, int | None] = (None, None)
+        self._may_hold_dear_prefix = False
         self._held_prefix_tokens = DEAR_PREFIX_STEPS * limits.max_num_batched_tokens
         super().__init__(plan, limits)
         for account in self._accounts.values():
@@ -66,25 +67,43 @@ class DualScanPolicy(QueuedPolicy):
         num_tokens_at_most = super().begin_step(view)
         if None in self._scanned:
             return num_tokens_at_most
-        num_tokens = sum(account.credit_tokens_per_step for account in self._accounts.values())
+        left, right = self._accounts[LEFT], self._accounts[RIGHT]
+        num_tokens = left.credit_tokens_per_step + right.credit_tokens_per_step
         return min(num_tokens_at_most, max(1, ceil(num_tokens / BATCH_MULTIPLE)) * BATCH_MULTIPLE)
 
     def next_request(self, view: EngineView) -> Admission | None:
         """The head of the side that uses less of its share, if a side may start one. Does not mutate."""
-        heads = [
-            (side, head)
-            for side in self._emptier_first()
-            if (head := self._accounts[side].head) is not None and view.is_ready(self._ledger.seq[head])
-        ]
-        for side, head in heads:
-            if self._is_prefix_held(view, head) and self._is_placeable(view, side, head):
-                return Admission(self._ledger.seq[head], side)
-        for side, head in heads:
-            if self._may_start(side, head) and self._is_placeable(view, side, head):
-                return Admission(self._ledger.seq[head], side)
-        if view.num_running == 0 and heads:
-            side, head = heads[0]
-            return Admission(self._ledger.seq[head], side)
+        num_running = view.num_running
+        if num_running >= self._limits.max_num_seqs:
+            return None
+        ledger, accounts = self._ledger, self._accounts
+        sides = self._emptier_first()
+        # Written out: a list of those that are ready costs more than the rest of a question. The second
+        # side's next request is asked for only where the first side's does not start.
+        if self._may_hold_dear_prefix:
+            for side in sides:
+                head = accounts[side].head
+                if (
+                    head is not None
+                    and view.is_ready(ledger.seq[head])
+                    and self._is_prefix_held(view, head)
+                    and self._is_placeable(view, side, head, num_running)
+                ):
+                    return Admission(ledger.seq[head], side)
+        for side in sides:
+            head = accounts[side].head
+            if (
+                head is not None
+                and view.is_ready(ledger.seq[head])
+                and self._may_start(side, head)
+                and self._is_placeable(view, side, head, num_running)
+            ):
+                return Admission(ledger.seq[head], side)
+        if num_running == 0:
+            for side in sides:
+                head = accounts[side].head
+                if head is not None and view.is_ready(ledger.seq[head]):
+                    return Admission(ledger.seq[head], side)
         return None
 
     def quiet_steps(self, view: EngineView) -> int:
@@ -98,14 +117,15 @@ class DualScanPolicy(QueuedPolicy):
 
     def admitted(self, seq: int, side: Side, num_cached_tokens: int) -> None:
         """Charges the side's credit with the tokens to compute, unless the request had paid before."""
-        slot = self._ledger.slot_of[seq]
-        first_time = self._ledger.phase[slot] is WAITING
-        charged = self._ledger.admit(slot, side, num_cached_tokens)
+        ledger, account = self._ledger, self._accounts[side]
+        slot = ledger.slot_of[seq]
+        first_time = ledger.phase[slot] is WAITING
+        charged = ledger.admit(slot, side, num_cached_tokens)
         if first_time:
-            self._accounts[side].charge(self._ledger.clock, charged)
-        num_prompt_tokens = self._ledger.num_prompt_tokens[slot]
-        self._resident_tokens[slot] = num_prompt_tokens + self._ledger.output_tokens[slot] / 2
-        self._accounts[side].resident_tokens += self._resident_tokens[slot]
+            account.charge(ledger.clock, charged)
+        resident_tokens = ledger.num_prompt_tokens[slot] + ledger.output_tokens[slot] / 2
+        self._resident_tokens[slot] = resident_tokens
+        account.resident_tokens += resident_tokens
         self._settle()
 
     def finished(self, seq: int, num_output_tokens: int) -> None:
@@ -161,6 +181,7 @@ class DualScanPolicy(QueuedPolicy):
             slot for slot in reversed(leads) if ledger.density[slot] < self._rho
         )
         self._scanned = (None, None)
+        self._may_hold_dear_prefix = max(ledger.num_prompt_tokens, default=0) >= self._held_prefix_tokens
         return [slot for slot in waiting if ledger.seq[slot] not in lead_seqs]
 
     def _unstarted(self) -> list[int]:
@@ -170,24 +191,22 @@ class DualScanPolicy(QueuedPolicy):
     def _settle(self) -> None:
         super()._settle()
         left, right = self._accounts[LEFT], self._accounts[RIGHT]
-        scanned = (self._find_scanned(LEFT, left), self._find_scanned(RIGHT, right))
+        scanned = self._find_scanned(left, self._left), self._find_scanned(right, self._right)
         if scanned != self._scanned:
             self._scanned = scanned
             self._share_memory(left, right)
-        for side, slot in zip(Side, scanned, strict=True):
-            preempted = self._ledger.preempted[side]
-            self._accounts[side].head = preempted[0] if preempted else slot
+        preempted = self._ledger.preempted
+        left.head = preempted[LEFT][0] if preempted[LEFT] else scanned[0]
+        right.head = preempted[RIGHT][0] if preempted[RIGHT] else scanned[1]
 
-    def _find_scanned(self, side: Side, account: SideAccount) -> int | None:
-        """The side's next request that was never admitted: where its cursor stands."""
+    def _find_scanned(self, account: SideAccount, cursor: int) -> int | None:
+        """The side's next request that was never admitted: a lead, or where its cursor stands."""
         leads = account.leads
         while leads and self._ledger.phase[leads[0]] is not WAITING:
             leads.popleft()
         if leads:
             return leads[0]
-        if self._left > self._right:
-            return None
-        return self._order[self._left if side is LEFT else self._right]
+        return self._order[cursor] if self._left <= self._right else None
 
     def _share_memory(self, left: SideAccount, right: SideAccount) -> None:
         num_tokens = float(self._limits.num_blocks * self._limits.block_size)
@@ -256,10 +275,9 @@ class DualScanPolicy(QueuedPolicy):
         if resident_tokens is not None:
             self._accounts[self._ledger.side[slot]].resident_tokens -= resident_tokens
 
-    def _is_placeable(self, view: EngineView, side: Side, slot: int) -> bool:
-        if side is LEFT:
-            return self._fits(view, slot, view.num_free_blocks - view.num_running)
-        return self._has_room(view, slot)
+    def _is_placeable(self, view: EngineView, side: Side, slot: int, num_running: int) -> bool:
+        num_kept_free = num_running if side is LEFT else self._num_kept_free_blocks
+        return self._fits(view, slot, view.num_free_blocks - num_kept_free)
 
     def _soonest(self) -> Iterator[int]:
         seen: set[int] = set()

@@ -25,7 +25,7 @@ class QueuedPolicy(AdmissionPolicy):
     def __init__(self, plan: Plan, limits: EngineLimits, ledger: Ledger | None = None) -> None:
         """Takes the first plan; `ledger` is an empty one that a subclass shares with parts of its own."""
         self._limits = limits
-        self._admissible_blocks = max(1, int(ADMISSIBLE_KV_SHARE * limits.num_blocks))
+        self._num_kept_free_blocks = limits.num_blocks - max(1, int(ADMISSIBLE_KV_SHARE * limits.num_blocks))
         self._ledger = Ledger() if ledger is None else ledger
         self._revision = plan.revision - 1
         self._order: list[int] = []
@@ -121,17 +121,15 @@ class QueuedPolicy(AdmissionPolicy):
 
     def _has_room(self, view: EngineView, slot: int) -> bool:
         """Whether the request's prompt fits the admissible share of KV beside what is in flight."""
-        return self._fits(
-            view, slot, self._admissible_blocks - (self._limits.num_blocks - view.num_free_blocks)
-        )
+        has_seat = view.num_running < self._limits.max_num_seqs
+        return has_seat and self._fits(view, slot, view.num_free_blocks - self._num_kept_free_blocks)
 
     def _fits(self, view: EngineView, slot: int, num_blocks: int) -> bool:
-        """Whether the request may join those in flight with that many blocks for its prompt."""
-        if view.num_running >= self._limits.max_num_seqs:
-            return False
-        block_size = self._limits.block_size
-        num_needed = -(-(self._ledger.num_prefill_tokens(slot) + 1) // block_size)
+        """Whether that many blocks have room for the request's prompt; whether one more may run is for the
+        caller to look."""
+        ledger = self._ledger
+        num_needed = -(-(ledger.num_prefill_tokens(slot) + 1) // self._limits.block_size)
         if num_needed <= num_blocks:
             return True
         # Asked only when it decides: looking a long prompt up in the cache costs as much as a step of policy.
-        return num_blocks > 0 and num_needed - view.num_held_blocks(self._ledger.seq[slot]) <= num_blocks
+        return num_blocks > 0 and num_needed - view.num_held_blocks(ledger.seq[slot]) <= num_blocks

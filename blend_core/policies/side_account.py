@@ -70,7 +70,8 @@ class SideAccount:
     def credit_tokens(self, clock: int) -> float:
         """Prompt tokens that the side may start; below zero it has started more than it may."""
         rate = self.credit_tokens_per_step
-        return min(rate, self._credit_tokens + rate * (clock - self._since))
+        saved_tokens = self._credit_tokens + rate * (clock - self._since)
+        return saved_tokens if saved_tokens < rate else rate
 
     def charge(self, clock: int, num_tokens: float) -> None:
         """Takes tokens off the credit."""

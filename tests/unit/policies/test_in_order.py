@@ -51,9 +51,15 @@ def test_a_head_whose_tokens_are_not_there_is_waited_for(policy, view):
     assert policy.next_request(view) is None
 
 
-def test_no_more_than_max_num_seqs_run(policy, view):
-    view.num_running = 8
-    assert policy.next_request(view) is None
+@pytest.mark.parametrize("name", POLICY_NAMES)
+def test_no_more_than_max_num_seqs_run(name, make_plan, view):
+    plan = make_plan([(seq, 40, 8, 1.0) for seq in range(10)])
+    policy = make_policy(name, plan, LIMITS)
+    for seq in range(8):
+        policy.admitted(seq, Side.LEFT, 0)
+    for view.num_running, may_start in ((7, True), (8, False)):
+        policy.begin_step(view)
+        assert (policy.next_request(view) is not None) is may_start
 
 
 def test_a_preempted_request_comes_first_and_needs_room_for_its_output(policy, view):
