@@ -3,20 +3,16 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
 from blend_core.engines.vllm.flight import Flight, StepCounts
 from blend_core.engines.vllm.scheduler_view import SchedulerView, run_of, seq_of
 from blend_core.engines.vllm.waiting_requests import WaitingRequests
-from blend_core.policies.base import AdmissionPolicy, EngineLimits, Side
+from blend_core.policies.base import LEFT, AdmissionPolicy, EngineLimits, Side
 
-
-class _Offer(NamedTuple):
-    """A request that may start, and the side whose account it goes on."""
-
-    request: Any
-    seq: int
-    side: Side
+_Offer = tuple[Any, int, Side]
+"""A request that may start, its `seq`, and the side whose account it goes on: a plain tuple, made at each
+question."""
 
 
 class AdmissionQueue:
@@ -72,6 +68,9 @@ class AdmissionQueue:
         self._num_stages = num_stages
         self._num_unheard_tokens = 0
         self._waiting = WaitingRequests(view)
+        # Of `EngineView`, and bound once: a policy asks them many times a step.
+        self.is_ready = self._waiting.is_ready
+        self.num_held_blocks = self._waiting.num_held_blocks
         self._preempted: dict[int, Side] = {}
         # Requests in flight that are to be aborted; others that have not come yet, or have ended already.
         self._withdrawn: set[int] = set()
@@ -99,7 +98,7 @@ class AdmissionQueue:
     def is_idle(self) -> bool:
         """Whether vLLM has no request, as far as it was told to the queue."""
         with self.lock:
-            return not self.flight and not len(self._waiting)
+            return not self.flight.by_seq and not len(self._waiting)
 
     def withdraw(self, seqs: Iterable[int], queued: Collection[int]) -> None:
         """Sees to it that none of these starts any more.
@@ -111,7 +110,7 @@ class AdmissionQueue:
             queued: those of them that vLLM was given.
         """
         for seq in seqs:
-            if seq in self.flight:
+            if seq in self.flight.by_seq:
                 self._withdrawn.add(seq)
                 continue
             if not self._waiting.release(seq) and seq in queued:
@@ -151,15 +150,16 @@ class AdmissionQueue:
         """The request that may start now."""
         if self._next is None:
             raise IndexError("no request may start now")
-        return self._next.request
+        return self._next[0]
 
     def pop_request(self) -> Any:
         """Takes the request that may start now, to run it or to skip it."""
         if self._next is None:
             raise IndexError("no request may start now")
         self._taken, self._next = self._next, None
-        del self._waiting.by_seq[self._taken.seq]
-        return self._taken.request
+        request, seq, _ = self._taken
+        del self._waiting.by_seq[seq]
+        return request
 
     def prepend_request(self, request: Any) -> None:
         """A request in flight was preempted."""
@@ -170,7 +170,7 @@ class AdmissionQueue:
             self._num_preempted += 1
             self._waiting.add_released(self._end(seq))
             return
-        if seq in self.flight:
+        if seq in self.flight.by_seq:
             self._preempted[seq] = self.flight.preempt(seq)
             self._waiting.blocks_changed()
             self._num_preempted += 1
@@ -215,20 +215,12 @@ class AdmissionQueue:
     @property
     def num_running(self) -> int:
         """See `EngineView`."""
-        return len(self.flight)
+        return len(self.flight.by_seq)
 
     @property
     def num_decoding(self) -> int:
         """See `EngineView`."""
         return self.flight.num_decoding
-
-    def num_held_blocks(self, seq: int) -> int:
-        """See `EngineView`."""
-        return self._waiting.num_held_blocks(seq)
-
-    def is_ready(self, seq: int) -> bool:
-        """See `EngineView`."""
-        return self._waiting.is_ready(seq)
 
     # A step, as the scheduler class goes through it.
 
@@ -292,20 +284,15 @@ class AdmissionQueue:
         taken, self._num_preempted = self._num_preempted, 0
         return taken
 
-    def take_num_finished(self) -> int:
-        """Requests that ended since the last call."""
-        taken, self._num_finished = self._num_finished, 0
-        return taken
+    def take_counts(self) -> tuple[float, int, bool]:
+        """What came together since the last call.
 
-    def take_added_s(self) -> float:
-        """Seconds that questions took since the last call."""
-        taken, self._added_s = self._added_s, 0.0
-        return taken
-
-    def take_asked_in_vain(self) -> bool:
-        """Whether the policy asked, since the last call, for a request that vLLM has not got."""
+        Returns the seconds that questions took, how many requests ended, and whether the policy asked for a
+        request that vLLM has not got.
+        """
         waiting = self._waiting
-        taken, waiting.asked_in_vain = waiting.asked_in_vain, False
+        taken = self._added_s, self._num_finished, waiting.asked_in_vain
+        self._added_s, self._num_finished, waiting.asked_in_vain = 0.0, 0, False
         return taken
 
     def _end(self, seq: int) -> Any:
@@ -336,12 +323,11 @@ class AdmissionQueue:
         num_cached_tokens = request.num_computed_tokens
         if num_scheduled_tokens is not None:
             num_cached_tokens -= num_scheduled_tokens[request.request_id]
-        if not self.flight.was_admitted(seq):
-            self._admitted.append(seq)
-            self._num_cached_tokens += num_cached_tokens
         if self._preempted:
             self._preempted.pop(seq, None)
-        self.flight.admit(seq, request, side, num_cached_tokens)
+        if self.flight.admit(seq, request, side, num_cached_tokens):
+            self._admitted.append(seq)
+            self._num_cached_tokens += num_cached_tokens
         self._waiting.blocks_changed()
         self.policy.admitted(seq, side, num_cached_tokens)
 
@@ -349,15 +335,15 @@ class AdmissionQueue:
         waiting = self._waiting
         if waiting.refused and (refused := waiting.next_refused()) is not None:
             # vLLM skips it, and ends it with the step.
-            return _Offer(refused, seq_of(refused), Side.LEFT)
-        if not waiting.by_seq or len(self.flight) >= self._limits.max_num_seqs:
+            return refused, seq_of(refused), LEFT
+        if not waiting.by_seq or len(self.flight.by_seq) >= self._limits.max_num_seqs:
             return None
         admission = self.policy.next_request(self)
         if admission is not None:
             request = waiting.by_seq.get(admission.seq)
             if request is not None:
-                return _Offer(request, admission.seq, admission.side)
-        return None if len(self.flight) else self._any_ready()
+                return request, admission.seq, admission.side
+        return None if self.flight.by_seq else self._any_ready()
 
     def _any_ready(self) -> _Offer | None:
         """What waits and can start, soonest first.
@@ -367,5 +353,5 @@ class AdmissionQueue:
         by_seq = self._waiting.by_seq
         for seq in chain(self.policy.upcoming(len(by_seq)), by_seq):
             if self._waiting.is_ready(seq):
-                return _Offer(by_seq[seq], seq, self._preempted.get(seq, Side.LEFT))
+                return by_seq[seq], seq, self._preempted.get(seq, LEFT)
         return None

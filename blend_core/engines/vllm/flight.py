@@ -88,6 +88,7 @@ class Flight:
     steps overlap, one may leave out decoding requests whose last tokens are on their way.
 
     Attributes:
+        by_seq: requests in flight by `seq`; only looked at from outside.
         num_decoding: requests whose prompt is complete.
         num_through: decoding requests of whose answers the latest step computes the last token that they may
             have: where steps overlap and each of them computes all that decode, the next one leaves them out.
@@ -103,12 +104,12 @@ class Flight:
     __slots__ = (
         "_block_size",
         "_by_id",
-        "_by_seq",
         "_clock",
         "_kv_begin_sum",
         "_num_through_at",
         "_once_computed",
         "_prefilling",
+        "by_seq",
         "num_decoding",
         "num_left",
         "num_promised_blocks",
@@ -118,7 +119,7 @@ class Flight:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._clock = 0
-        self._by_seq: dict[int, _InFlight] = {}
+        self.by_seq: dict[int, _InFlight] = {}
         self._by_id: dict[str, _InFlight] = {}
         self._prefilling: dict[int, _InFlight] = {}
         self._once_computed: dict[int, int] = {}
@@ -127,19 +128,17 @@ class Flight:
         # Of how many requests each step ahead computes the last token that they may have.
         self._num_through_at: dict[int, int] = {}
 
-    def __len__(self) -> int:
-        return len(self._by_seq)
+    def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> bool:
+        """The scheduler runs the request from now on, behind so many tokens from the cache.
 
-    def __contains__(self, seq: int) -> bool:
-        return seq in self._by_seq
-
-    def admit(self, seq: int, request: ScheduledRequest, side: Side, num_cached_tokens: int) -> None:
-        """The scheduler runs the request from now on, behind so many tokens from the cache."""
+        Returns whether it does so for the first time.
+        """
         promised = self._num_blocks_between(num_cached_tokens, request.num_tokens)
         one = _InFlight(seq, request, side, num_cached_tokens, promised)
-        self._by_seq[seq] = self._by_id[request.request_id] = self._prefilling[seq] = one
+        self.by_seq[seq] = self._by_id[request.request_id] = self._prefilling[seq] = one
         self.num_left += side is LEFT
         self.num_promised_blocks += promised
+        return not self.was_admitted(seq)
 
     def leave(self, seq: int) -> ScheduledRequest:
         """The request is in flight no more: it ended."""
@@ -184,7 +183,7 @@ class Flight:
         self._clock += 1
         self.num_through += self._num_through_at.pop(self._clock, 0)
         num_chunks = num_prefill = num_recomputed = squares = num_final = 0
-        num_left_out = len(self._by_seq) - len(num_scheduled_tokens)
+        num_left_out = len(self.by_seq) - len(num_scheduled_tokens)
         kv_tokens = self._kv_begin_sum + self._clock * self.num_decoding
         completed = []
         for seq, one in list(self._prefilling.items()):
@@ -239,7 +238,7 @@ class Flight:
             self._num_through_at[through_at] = self._num_through_at.get(through_at, 0) + 1
 
     def _leave(self, seq: int) -> _InFlight:
-        one = self._by_seq.pop(seq)
+        one = self.by_seq.pop(seq)
         del self._by_id[one.request.request_id]
         self.num_left -= one.side is LEFT
         if one.kv_begin is None:
@@ -259,7 +258,7 @@ class Flight:
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` where an invariant of the class does not hold."""
-        flight = self._by_seq.values()
+        flight = self.by_seq.values()
         assert [one.request.request_id for one in flight] == list(self._by_id), (
             "the ids are not those in flight"
         )

@@ -214,7 +214,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
             # What ended since, an abort included: vLLM keeps the ids until it has scheduled a step.
             admission.reconcile(self.finished_req_ids)
             budget = admission.begin_step()
-            num_decoding = admission.num_decoding - self._num_pending()
+            num_decoding = admission.flight.num_decoding
+            if self._steps_overlap:
+                num_decoding -= self._num_pending()
             self.max_num_scheduled_tokens = min(self._most_tokens, num_decoding + budget)
             begun_s = time.perf_counter()
             output = super().schedule(throttle_prefills)
@@ -246,15 +248,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
                 num_cached_tokens=scheduled.num_cached_tokens,
                 kv_usage=self.kv_cache_manager.usage,
                 num_running_left=flight.num_left,
-                num_running_right=len(flight) - flight.num_left,
+                num_running_right=len(flight.by_seq) - flight.num_left,
                 num_preempted=admission.take_num_preempted(),
             )
             self._open_steps.append((step, scheduled.begin_s))
 
     def _num_pending(self) -> int:
-        """Decoding requests that the next step leaves out, since a token of theirs is on its way."""
-        if not self._steps_overlap:
-            return 0
+        """Decoding requests that the next of overlapping steps leaves out: they have a token on its way."""
         if not self._is_pipeline:
             # Only the latest step is on its way.
             return self.admission.flight.num_through
@@ -278,10 +278,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not there whe
         # Steps may overlap: each begins where the one before ended.
         duration_s = end_s - max(begin_s, self._last_end_s)
         self._last_end_s = end_s
-        admission = self.admission
-        added_s, self._added_s = self._added_s + admission.take_added_s(), 0.0
+        asking_s, num_finished, asked_in_vain = self.admission.take_counts()
+        added_s, self._added_s = self._added_s + asking_s, 0.0
         beside_s, self._beside_s = self._beside_s, 0.0
-        num_finished, asked_in_vain = admission.take_num_finished(), admission.take_asked_in_vain()
         return Stepped(step, max(0.0, duration_s), num_finished, added_s, beside_s, asked_in_vain)
 
 

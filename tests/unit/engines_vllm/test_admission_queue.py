@@ -297,13 +297,13 @@ def test_what_is_withdrawn_while_it_waits_has_ended_where_it_had_started():
         request.longest = 30
     while not checked.num_preempted:
         scheduler.step()
-    scheduler.queue.take_num_finished()
+    scheduler.queue.take_counts()
     (preempted,) = checked._preempted
     never_started = next(one for one in range(8) if waiting[one].status == "waiting")
 
     scheduler.control.withdraw([preempted, never_started], [preempted, never_started])
 
-    assert scheduler.queue.take_num_finished() == 1
+    assert scheduler.queue.take_counts()[1] == 1
 
 
 def test_a_run_begins_once_vllm_has_let_go_of_the_one_before(monkeypatch):
@@ -435,7 +435,7 @@ def test_a_request_that_vllm_passes_over_is_not_asked_for_in_vain():
 
     scheduler.step()
 
-    assert not scheduler.queue.take_asked_in_vain()
+    assert not scheduler.queue.take_counts()[2]
 
 
 def test_that_the_policy_asked_for_a_request_that_is_not_there_is_told_once():
@@ -446,12 +446,12 @@ def test_that_the_policy_asked_for_a_request_that_is_not_there_is_told_once():
     for request in requests_of(job):
         if seq_of(request) != first:
             scheduler.add(request)
-    assert not queue.take_asked_in_vain()
+    assert not queue.take_counts()[2]
 
     scheduler.step()
 
-    assert queue.take_asked_in_vain()
-    assert not queue.take_asked_in_vain()
+    assert queue.take_counts()[2]
+    assert not queue.take_counts()[2]
 
 
 def test_what_was_withdrawn_on_its_way_does_not_start_though_nothing_else_runs():
