@@ -33,7 +33,7 @@ def tests_importable_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """What an engine sets for vLLM is its own: what is set already stays, as if the user had set it."""
+    """What one engine sets for vLLM would count as the user's setting for the next one."""
     with patch.dict(os.environ):
         yield
 
