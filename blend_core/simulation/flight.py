@@ -121,6 +121,7 @@ class Flight:
         self.num_computed_tokens += num_tokens
         if self.num_computed_tokens == self.num_prefill_tokens(row):
             self.prefilling = None
+            self._cache.complete_prompt()
         return num_recomputed
 
     def step(self, completed: Iterable[int]) -> list[int]:

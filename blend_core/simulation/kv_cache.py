@@ -14,12 +14,15 @@ class KvCache:
     longest unused first and of one prompt the last first, so that what is cached is always a prefix. A
     preempted request finds its own blocks again if they were not needed meanwhile.
 
+    One prompt at a time is incomplete, the one that was given blocks last, until `complete_prompt`.
+
     Invariants checked by `check_integrity`:
         - empty + evictable + referred to = all blocks, and none of them is negative;
         - of the shared blocks of a prompt those cached or referred to are the leading ones.
     """
 
     __slots__ = (
+        "_copy",
         "_evictable",
         "_held_runs",
         "_num_allocated",
@@ -49,6 +52,8 @@ class KvCache:
         self._evictable: OrderedDict[int, int] = OrderedDict()
         self._held_runs: dict[int, tuple[int, ...]] = {}
         self._num_allocated: dict[int, int] = {}
+        # The row of the incomplete prompt and the run that it ends with, where that is cached.
+        self._copy: tuple[int, int] | None = None
 
     def num_held_blocks(self, row: int, num_tokens: int) -> int:
         """Cached leading blocks of a waiting request that others refer to, never all of its tokens."""
@@ -78,14 +83,21 @@ class KvCache:
         num_held = num_usable
         # The last block of a prompt may be cached and yet not be used: then the prompt has a copy of it,
         # unless it took the very block that was cached.
+        self._copy = None
         if num_usable < len(path):
             run = path[num_usable]
             if references[run] == 0 and run not in evictable:
                 references[run] = 1
                 num_held += 1
+            else:
+                self._copy = row, run
         self._held_runs[row] = path if num_held == len(path) else path[:num_held]
         self._num_allocated[row] = num_needed
         return num_hits * self.block_size
+
+    def complete_prompt(self) -> None:
+        """The incomplete prompt is computed: what of it was cached by then stays a copy."""
+        self._copy = None
 
     def take(self, num_blocks: int) -> None:
         """Uses free blocks up, empty ones first. There must be as many."""
@@ -104,12 +116,22 @@ class KvCache:
                 return
             del evictable[key]
             self.num_empty += count
+            if self._copy is not None and self._copy[1] == key:
+                self._hold_copy(*self._copy)
+
+    def _hold_copy(self, row: int, run: int) -> None:
+        """What an incomplete prompt was to copy is cached no more: it will be, from this prompt on."""
+        self._copy = None
+        self._num_references[run] = 1
+        self._held_runs[row] += (run,)
 
     def release(self, row: int, num_tokens: int) -> None:
         """Ends the use of a request's blocks, of which the first `num_tokens` tokens are computed.
 
         Whole computed blocks stay cached; the others are empty again.
         """
+        if self._copy is not None and self._copy[0] == row:
+            self._copy = None
         runs = self._held_runs.pop(row)
         num_whole = num_tokens // self.block_size
         num_blocks = max(self._num_allocated.pop(row), -(-num_tokens // self.block_size))

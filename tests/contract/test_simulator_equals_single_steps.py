@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from cases import DEVICE, MODEL, ListSource, jobs
+from cases import DEVICE, MODEL, Job, ListSource, jobs
 from fake_engine import FakeEngine
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from blend_core.engines.base import RequestFinished
@@ -24,6 +24,18 @@ COUNTS = (
 )
 
 
+EVICTED_BEFORE_ITS_COPY = Job(
+    [
+        *([3], [3], [3], [3, 3, 3, 4, 3, 3, 3, 3, 3, 3, 3, 3], [3, 4, 4, 4, 3], [3, 3, 3, 3, 3, 3, 3], [3]),
+        *([3, 4, 4, 4], [3], [3], [3], [3], [3], [3, 4, 4, 4]),
+    ],
+    [1, 1, 8, 3, 1, 15, 1, 11, 1, 2, 3, 1, 4, 2],
+    [1.0, 1.0, 16.0, 3.0, 1.0, 60.0, 1.0, 22.0, 1.0, 4.0, 3.0, 1.0, 8.0, 2.0],
+    block_size=4,
+)
+"""A prompt ends with a cached block, which is evicted after it was admitted and before it is computed."""
+
+
 @pytest.mark.parametrize("policy_name", POLICY_NAMES)
 @given(
     job=jobs(),
@@ -31,6 +43,7 @@ COUNTS = (
     max_num_seqs=st.integers(1, 10),
     budget=st.integers(10, 24),
 )
+@example(job=EVICTED_BEFORE_ITS_COPY, num_blocks=14, max_num_seqs=8, budget=10)
 @settings(max_examples=150, deadline=None)
 def test_the_simulator_equals_single_steps(policy_name, job, num_blocks, max_num_seqs, budget):
     limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
