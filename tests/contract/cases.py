@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from blend_core.performance import StepTimeModel
 from blend_core.plan import LengthGroup, Plan, PlanSummary
+from blend_core.policies.base import EngineLimits
 from blend_core.request import Request, RequestArrays, SamplingParams
 from blend_core.specs import DeviceProfile, ModelSpec
 
@@ -146,3 +147,7 @@ def jobs(draw):
     factors = draw(st.lists(st.floats(0.2, 4.0), min_size=len(drawn), max_size=len(drawn)))
     estimates = [max(1.0, length * factor) for length, factor in zip(lengths, factors, strict=True)]
     return Job(drawn, lengths, estimates, block_size=4)
+
+
+tight_limits = st.builds(EngineLimits, st.just(4), st.integers(5, 24), st.integers(1, 8), st.integers(8, 24))
+"""Engines in which KV, requests in flight and a step's tokens all run out."""

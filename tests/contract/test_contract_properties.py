@@ -1,13 +1,12 @@
 """Whatever the job, the memory, the revisions and the withdrawals: the contract holds and nothing is lost."""
 
 import pytest
-from cases import ListSource, jobs
+from cases import ListSource, jobs, tight_limits
 from checked_policy import CheckedPolicy
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend_core.policies.base import EngineLimits
 from blend_core.policies.factory import POLICY_NAMES, make_policy
 
 
@@ -15,16 +14,11 @@ from blend_core.policies.factory import POLICY_NAMES, make_policy
 @given(
     data=st.data(),
     job=jobs(),
-    num_blocks=st.integers(5, 24),
-    max_num_seqs=st.integers(1, 8),
-    budget=st.integers(8, 24),
+    limits=tight_limits,
     prepares=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_revisions_and_withdrawals_lose_nothing(
-    policy_name, data, job, num_blocks, max_num_seqs, budget, prepares
-):
-    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+def test_revisions_and_withdrawals_lose_nothing(policy_name, data, job, limits, prepares):
     names = list(range(len(job.prompts)))
     lead = data.draw(st.sets(st.sampled_from(names)), label="lead")
     polls = data.draw(st.lists(st.integers(1, 40), unique=True, max_size=3), label="revisions at")

@@ -1,13 +1,12 @@
 """What `density_matched` keeps up as things happen equals a recount, whatever happens."""
 
 import pytest
-from cases import ListSource, jobs
+from cases import ListSource, jobs, tight_limits
 from checked_policy import CheckedPolicy
 from fake_engine import FakeEngine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blend_core.policies.base import EngineLimits
 from blend_core.policies.factory import make_policy
 from blend_core.policies.ledger import Phase
 
@@ -88,15 +87,12 @@ class RecountedPolicy(CheckedPolicy):
 @given(
     data=st.data(),
     job=jobs(),
-    num_blocks=st.integers(5, 24),
-    max_num_seqs=st.integers(1, 8),
-    budget=st.integers(8, 24),
+    limits=tight_limits,
     prepares=st.booleans(),
     tells=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_seqs, budget, prepares, tells):
-    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+def test_sums_equal_a_recount_whatever_happens(data, job, limits, prepares, tells):
     revisions, withdrawals, lead = _events(data, job)
 
     def make(plan, limits):
@@ -113,14 +109,11 @@ def test_sums_equal_a_recount_whatever_happens(data, job, num_blocks, max_num_se
 @given(
     data=st.data(),
     job=jobs(),
-    num_blocks=st.integers(5, 24),
-    max_num_seqs=st.integers(1, 8),
-    budget=st.integers(8, 24),
+    limits=tight_limits,
     prepares=st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_kinds_that_are_told_at_once_change_no_answer(data, job, num_blocks, max_num_seqs, budget, prepares):
-    limits = EngineLimits(4, num_blocks, max_num_seqs, budget)
+def test_kinds_that_are_told_at_once_change_no_answer(data, job, limits, prepares):
     revisions, withdrawals, lead = _events(data, job)
     answers = []
     for at_once in (False, True):
